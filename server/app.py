@@ -73,7 +73,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the page. kind: its Content-Type. tag: its ETag."""
+    """A file of the page. kind: the file's Content-Type. tag: the file's ETag."""
 
     content: bytes
     kind: str
@@ -82,13 +82,13 @@ class File:
 
 @cached
 def files() -> dict[str, File]:
-    """Return the files of the page by their paths in its folder."""
+    """Return the files of the page by their paths in the page's folder."""
     found = sorted(path for path in FOLDER.rglob("*") if path.suffix in KINDS)
     return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
 
 
 async def show(request: Request) -> Response:
-    """Answer with the page, or with a file of it. Ollama's clients ask here whether a server runs."""
+    """Answer with the page or one of its files. Ollama's clients send the same request to learn whether a server runs."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
@@ -113,8 +113,9 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 class AppState:
     """The state of a running server.
 
-    entries: as in `Models`. started: seconds since 1970. doing: the work while the model loads. refusals: of bodies that
-    were too long. repeats: of prompts without the cache. attachments: files that clients bring.
+    entries: as in `Models`. started: the time of the start, in seconds since 1970. doing: what is being done while the
+    model loads. refusals: remembers bodies that were too long. repeats: remembers prompts of requests without the
+    cache. attachments: the files that clients attach.
     """
 
     settings: Settings
@@ -132,22 +133,22 @@ class AppState:
 
     @property
     def service(self) -> Service | None:
-        """The service of the first model; None while it loads, and for an encoder, which generates no text."""
+        """The service of the first model. None while the model loads, and for an encoder, which generates no text."""
         return self.models.served.service if self.models.served else None
 
     @property
     def vectors(self) -> Vectors | None:
-        """The first model and the models for vectors; None while the first model loads."""
+        """The first model and the models for vectors. None while the first model loads."""
         return self.models.served.vectors if self.models.served else None
 
     @property
     def folder_index(self) -> FolderIndex | None:
-        """The server's documents; None while the first model loads, and without --docs."""
+        """The index of --docs; None while the first model loads, and without --docs."""
         return self.models.served.folder_index if self.models.served else None
 
     @property
     def failure(self) -> str | None:
-        """Why an engine has ended for good; None: none has."""
+        """The reason why an engine has ended for good; None: all engines can still run."""
         return next((one.engine.failure for one in self.services if one.engine.failure), None)
 
     @property
@@ -157,13 +158,16 @@ class AppState:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether all models are unloaded, and no request wants one."""
+        """Whether all models are unloaded, and no request waits for one."""
         workers = self.vectors.workers if self.vectors else []
         engines = [service.engine.sleep for service in self.services]
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return the models. Raises RequestError 503 while the first one loads, and once an engine has ended."""
+        """Return the first model and the models for vectors.
+
+        Raises RequestError 503 while the first model loads, and once an engine has ended for good.
+        """
         if self.vectors is None:
             doing = f": {self.doing}" if self.doing else ""
             raise RequestError(f"the model is loading{doing}", status=503, code="loading_model", retry_after=1)
@@ -173,25 +177,25 @@ class AppState:
 
     @property
     def hanging(self) -> float:
-        """The seconds that a hanging step has run; 0: no step hangs."""
+        """How many seconds a hanging step has run; 0 if no step hangs."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
-        """Return the service of the first model. Raises RequestError as `loaded`, and 501 for an encoder."""
+        """Return the service of the first model. Raises RequestError like `loaded`, and with status 501 for an encoder."""
         vectors = self.loaded()
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
 
     async def metrics(self, service: Service | None) -> bytes:
-        """Return the metrics of a model in Prometheus' text format. Raises RequestError as `loaded`."""
+        """Return the metrics of a model in Prometheus' text format. Raises RequestError like `loaded`."""
         computed = self.loaded().computed
         if service is None:
             return exposition_of_vectors(computed)
         return service.metrics.exposition(await service.view.stats(), computed, self.folder_index, self.attachments)
 
     def stop(self) -> None:
-        """End all requests with an error: the server is shutting down."""
+        """End all requests with the error that the server is shutting down."""
         self.attachments.stop()
         for service in self.services:
             service.engine.stop()
@@ -212,9 +216,9 @@ class AppState:
 
 
 class TrailingSlash:
-    """Removes a slash at the end of a path, if a route has the path without it: some clients add one.
+    """Removes a slash at the end of a path if a route has the path without it, since some clients add a slash.
 
-    There is no redirect, since these clients follow none. A name at the end of a path, such as a model's, may have a slash.
+    These clients follow no redirect. The slash stays if a path ends in a name that may have one, such as a model's.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
@@ -229,9 +233,9 @@ class TrailingSlash:
 
 
 def make_app(state: AppState) -> Starlette:
-    """Return the ASGI application with this state. Raises SettingsError."""
+    """Return the ASGI application for this state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
-    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one: generating routes first
+    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one, so generating routes are first
     routes = [route for row in ordered for route in row.routes()]
     around = [Middleware(TrailingSlash, routes=routes), Middleware(Spelling), Middleware(RequestLog)]
     app = Starlette(

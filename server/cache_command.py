@@ -35,7 +35,10 @@ DAY = 86_400 * 10**9  # ns
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. 1: a record is damaged. 2: the command cannot be done; a line says why."""
+    """Run a command and return its exit code.
+
+    The code is 1 if a record is damaged, and 2 if the command fails, after a line that says why.
+    """
     chosen = _parser().parse_args(argv)
     try:
         if not chosen.folder.is_dir() and chosen.command is not _import:

@@ -51,7 +51,7 @@ INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done; a line on stderr says why."""
+    """Run a command and return its exit code: 2 if the command fails, after one line on stderr that says why."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
@@ -214,7 +214,7 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _bench_module(name: str) -> ModuleType | None:
-    """Import a module that may need an extra; None, and a line on stderr, if a package is missing."""
+    """Import a module that may need an extra. If a package is missing, print a line to stderr and return None."""
     try:
         return _module(name)
     except LibraryError as error:
@@ -225,7 +225,10 @@ def _bench_module(name: str) -> ModuleType | None:
 
 
 def _module(name: str) -> ModuleType:
-    """Import a module of another room by its name: such a room is above this one, and may need a package of its own."""
+    """Import a module of another top folder by its name.
+
+    Such a folder builds on this one, and may need a package of its own.
+    """
     return import_module(f"..{name}", __package__)
 
 

@@ -1,4 +1,4 @@
-"""Completion of the command line in a shell, made from the parser: `slotcache completion bash`, `zsh` or `fish`."""
+"""Writes scripts with which a shell completes the command line: `slotcache completion bash`, `zsh` or `fish`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Commands = Mapping[str, argparse.ArgumentParser]
 
 
 def script_of(shell: str, commands: Commands) -> str:
-    """Return the script that a shell reads to complete the command's flags."""
+    """Return the script that a shell reads to complete the commands and their flags. shell: bash, zsh or fish."""
     return SHELLS[shell](commands)
 
 
@@ -43,7 +43,7 @@ def _bash(commands: Commands) -> str:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Return the values of a flag with few of them; a setting has its values in the metavar."""
+    """Return the values of a flag that has few of them. For a setting, the metavar lists the values."""
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return [str(choice) for choice in action.choices or ()] or (shown.split("|") if "|" in shown else [])
 
@@ -66,7 +66,7 @@ def _fish_flag(flag: str) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags with a help text, also of --help-all, and the choices of positional arguments."""
+    """Yield the flags that have a help text, including those of --help-all, and the choices of positional arguments."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS or getattr(action, "whole_help", ""):
             yield from action.option_strings or map(str, action.choices or ())

@@ -16,7 +16,7 @@ DAY = 86_400  # s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done; a line says why."""
+    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
     chosen = _parser().parse_args(argv)
     folder = Path(chosen.docs_db).expanduser() if chosen.docs_db else cache_folder() / "docs"
     try:

@@ -1,4 +1,4 @@
-"""`slotcache doctor`: llama.cpp's library and its speed, the devices, offload to a GPU, a model's template and fit."""
+"""`slotcache doctor`: reports on llama.cpp's library and its speed, the devices, and a model's template and memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from .load import describe_template, open_template
 
 
 def doctor(settings: Settings, times: bool = False) -> int:
-    """Print the report and return the exit code. 2: llama.cpp is refused, or the model cannot be read or does not fit.
+    """Print the report and return the exit code.
 
-    times: also time the libraries of llama.cpp.
+    The code is 2 if llama.cpp is refused, or if the model cannot be read or does not fit. times: also measure the speed
+    of each library of llama.cpp.
     """
     try:
         _print_library(settings)
@@ -43,9 +44,9 @@ def doctor(settings: Settings, times: bool = False) -> int:
 
 
 def _print_library(settings: Settings) -> None:
-    """Print llama.cpp's library, its parts in use, and the features of the CPU that it does not use. Raises ModelError.
+    """Print llama.cpp's library, the parts of it that are in use, and the CPU features that it leaves unused.
 
-    A GPU is tried, as at a start with these settings.
+    Raises ModelError. A GPU is tried in the same way as at a start with these settings.
     """
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
     gate.check()
@@ -82,7 +83,7 @@ def _print_devices(settings: Settings) -> None:
 
 
 def _print_fit(settings: Settings) -> None:
-    """Print the model's template, and how a start would fit the model now. Raises ModelError and SettingsError."""
+    """Print the model's template, and how the model would fit if it started now. Raises ModelError and SettingsError."""
     path = Path(settings.model).expanduser()
     model = open_model(settings, path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
@@ -99,7 +100,7 @@ def _print_fit(settings: Settings) -> None:
 
 
 def _print_times(settings: Settings) -> None:
-    """Print the speed of each installed library of llama.cpp, and which would be faster than the one in use."""
+    """Print the speed of each installed library of llama.cpp, and which library would be faster than the one in use."""
     path = Path(settings.model).expanduser() if settings.model else FILE
     threads = settings.threads or fast_cores()
     offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu

@@ -33,11 +33,14 @@ OFFLINE = "without a network, SLOTCACHE_LLAMA names a folder with a build that w
 
 
 class InstallError(Exception):
-    """A build that cannot be installed. The message is one line."""
+    """A build cannot be installed. The message is one line."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install a build and return the exit code. 1: no build could be installed. 2: npm has no build for this machine."""
+    """Install a build and return the exit code.
+
+    The code is 1 if no build could be installed, and 2 if npm has no build for this machine.
+    """
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"
@@ -54,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(asked: str) -> int:
-    """Install the first build that can be fetched and passes its trial, and the CPU's build beside it. Raises OSError.
+    """Install a build, and the CPU's build with it; return the exit code. asked: the name of a build, or `auto`.
 
-    Return the exit code.
+    Of several suitable builds, the first is installed that can be fetched and passes its trial. Raises OSError.
     """
     root = cards.root_folder()
     if asked == "auto":
@@ -87,7 +90,10 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build and try it on a GPU. is_asked: the user named it: fetch CUDA's libraries, too. Raises InstallError."""
+    """Fetch a build, and try it on a GPU. Raises InstallError.
+
+    is_asked: the user has named this build, so CUDA's libraries are fetched as well.
+    """
     fetch(build)
     if build == "cpu":
         return
@@ -103,7 +109,7 @@ def _take(build: str, is_asked: bool) -> None:
 
 
 def fetch(build: str) -> None:
-    """Put a build into this environment, unless it is there. Raises InstallError and OSError."""
+    """Fetch a build into this environment, unless it is there already. Raises InstallError and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
     there = folder / "fetched.json"  # a copy of the lock: the build is complete
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
@@ -139,7 +145,10 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def registry() -> str:
-    """Return this user's npm registry, from the environment and npm's files, without a slash at the end."""
+    """Return the URL of the npm registry that this user has chosen, without a slash at the end.
+
+    The choice is in the environment or in npm's files.
+    """
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
         return url.rstrip("/")
@@ -174,7 +183,7 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
 
 
 def _download(url: str, file: Path) -> bytes:
-    """Download an address to a file, with a progress bar; return the SHA-512. Raises InstallError."""
+    """Download an address to a file, with a progress bar. Return the file's SHA-512. Raises InstallError."""
     summed, done = hashlib.sha512(), 0
     try:
         with urlopen(url, timeout=PATIENCE) as answer, file.open("wb") as out:
@@ -198,7 +207,7 @@ def _show(done: int, size: int) -> None:
 
 
 def _fetch_runtime(build: str) -> None:
-    """Install the libraries of CUDA that a build needs, with pip. Raises InstallError."""
+    """Install with pip the libraries of CUDA that a build needs. Raises InstallError."""
     version, size = cards.RUNTIMES[build]
     try:
         of_extra = [row.partition(";") for row in requires("slotcache") or ()]

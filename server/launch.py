@@ -1,8 +1,8 @@
-"""`slotcache launch CLIENT`: start a coding agent with settings for this server, and the server if none runs.
+"""`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml under
-CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json under
-CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml
+under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json
+under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ MOST_OUTPUT = 8192  # tokens of an answer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server, for a client. url: without a path. context: tokens of a request. key: "none": no key."""
+    """The model of a server, as a client needs it. url: the server's address, without a path.
+
+    context: the most tokens of a request. key: the server's API key; "none": it needs no key.
+    """
 
     url: str
     name: str
@@ -53,13 +56,16 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The most tokens of an answer: at most a quarter of the context, so that the question has room."""
+        """The most tokens of an answer. At most a quarter of the context leaves room for the prompt."""
         return min(MOST_OUTPUT, self.context // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """How a client is started. files: texts by their names in its folder. kept: files that it changes, written only once."""
+    """The settings with which a client is started. files: the contents of files by their names in the client's folder.
+
+    kept: names of files that the client itself changes. They are not written again once they exist.
+    """
 
     files: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -68,10 +74,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code, which does not know the window of a foreign model.
+    """Return the setup of Claude Code. It states the context's size, which Claude Code does not know for a foreign model.
 
     Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
-    tokens would change its messages.
+    tokens would change earlier messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -90,10 +96,10 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Codex. It notes trusted folders in its file, so settings that change are arguments.
+    """Return the setup of Codex. Codex writes trusted folders into its file, so settings that may change are arguments.
 
-    Codex lets only a provider named OpenAI compact the history. Then the prompt of the summary continues the KV of the
-    history.
+    The provider is named OpenAI, since Codex lets no other provider compact the history. The prompt of the server's summary
+    continues the KV of the history.
     """
     provider = {
         "name": "slotcache",
@@ -114,9 +120,10 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of OpenCode. The cache key opts in to the cache, even of a server without --cache-prompt.
+    """Return the setup of OpenCode.
 
-    OpenCode replaces {env:...} and {file:...} in the text of its file, so their brace is written as an escape.
+    It sends a cache key, which opts in to the cache of a server without --cache-prompt, too. OpenCode replaces
+    {env:...} and {file:...} in the text of its file, so the brace in such texts is escaped.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -133,9 +140,10 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Qwen Code. Variables win over its files, so those of OpenAI are set, too.
+    """Return the setup of Qwen Code.
 
-    Qwen Code replaces $NAME in its files, once: a model's name with a $ comes from such a variable.
+    Its variables take precedence over its files, so OpenAI's variables are set as well. Qwen Code replaces $NAME in its
+    files once. So if a model's name contains a $, the name is put into such a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -161,9 +169,10 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Crush. Its data also gets a folder: it stores the last chosen model there, and that one wins.
+    """Return the setup of Crush, with a folder for its data.
 
-    Crush reads a key as a shell does, even $(commands), so the key is in a variable.
+    In its usual folder, the model that was last chosen would take precedence over the setup. Crush evaluates a key as a
+    shell does, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -183,7 +192,7 @@ def crush(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def cline(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Cline. Its whole state, sessions included, is in this folder."""
+    """Return the setup of Cline. Cline keeps its whole state in this folder, sessions included."""
     kind = "openai-compatible"
     given = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
     entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
@@ -197,7 +206,7 @@ def _json(settings: object) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a value as TOML, which has JSON's escapes, but no pairs of surrogates; U+007F has to be escaped."""
+    """Return a value as TOML. TOML has the escapes of JSON, but no surrogate pairs, and U+007F has to be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -219,18 +228,19 @@ NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\
 
 
 class LaunchError(Exception):
-    """A client that cannot be started. The message says why, and what would help."""
+    """A client cannot be started. The message says why, and what would help."""
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder of a client's settings. Raises FolderError if the user has no home."""
+    """Return the folder for a client's settings. Raises FolderError if the user has no home."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a client, for its owner alone, unless it is there.
+    """Make the folder for a client, readable by its owner alone, unless it exists.
 
-    Raises FolderError if others could redirect it: the folder, or one above it in the user's home, is not the user's own.
+    Raises FolderError if another user could replace the folder: it and the folders above it in the user's home must
+    belong to the user.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -241,7 +251,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client, each whole or not at all, readable by their owner alone.
+    """Write the files of a client. Each is written whole or not at all, and only its owner can read it.
 
     Raises LaunchError if the folder has a file that this command did not write.
     """
@@ -257,9 +267,10 @@ def write(folder: Path, setup: AgentSetup) -> None:
 
 
 def _place_of(file: Path) -> Path:
-    """Return the place to write a file: the target of a link, as users have who keep dotfiles in one folder.
+    """Return the place where a file is written: the target, if the file is a link. Raises LaunchError.
 
-    Raises LaunchError for a link to a place that others may change: the file may have a key.
+    Users who keep all their dotfiles in one folder have such links. A link is refused if others may change its target,
+    since the file may contain a key.
     """
     if not file.is_symlink():
         return file
@@ -289,7 +300,7 @@ _open = build_opener(ProxyHandler({})).open  # without a proxy, which does not k
 
 
 def address_of(settings: Settings) -> str:
-    """Return the address of the server with these settings, for a client on this machine. Raises LaunchError."""
+    """Return the URL at which a client on this machine reaches the server with these settings. Raises LaunchError."""
     if settings.ssl_key_file or settings.ssl_cert_file or not settings.hosts:
         wrong = "--ssl-key-file and --ssl-cert-file" if settings.hosts else f"--host {settings.host}"
         raise LaunchError(f"agents are started for plain HTTP on this machine: leave out {wrong}")
@@ -320,7 +331,10 @@ def _get(url: str, path: str, key: str) -> Any:
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
-    """Return the model of a server that generates text, and whether the server caches by default. Raises LaunchError."""
+    """Return the first model of a server that generates text, and whether the server caches by default.
+
+    Raises LaunchError.
+    """
     for entry in _get(url, "/v1/models", key).get("data", ()):
         if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
             caches = _get(url, "/props", key)["settings"]["cache_prompt"]
@@ -329,9 +343,9 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return the settings of a server to start, the context of a request, and the cost of the context in words.
+    """Return settings that fit into the memory, the most tokens of a request, and a text about the memory that they take.
 
-    Raises ModelError, and LaunchError for a context that is too small.
+    Raises ModelError, and LaunchError for a context that is too small for an agent.
     """
     path = model_path(settings)
     fitted, decision = fit(settings, path)
@@ -348,7 +362,7 @@ def _too_small(context: int, name: str) -> str:
 
 
 def _remedy(settings: Settings, decision: Decision | None) -> str:
-    """Return, in words, what would give a large enough context, and its cost."""
+    """Return in words what would give a context that is large enough, and what it costs."""
     if decision is None:
         return "choose a model that generates text"
     placed = decision.chosen.placement.cells
@@ -361,13 +375,13 @@ def _remedy(settings: Settings, decision: Decision | None) -> str:
 
 @contextmanager
 def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
-    """Run a server while the block runs. Raises LaunchError if the server does not come up."""
+    """Run a server while the block runs. Raises LaunchError if the server cannot start."""
     given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
     log.unlink(missing_ok=True)  # it may be a link, or a file that others may read
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        # A session of its own: ctrl-C goes to the client alone.
+        # The server gets a session of its own, so that ctrl-C goes to the client alone.
         process = start_child(
             [*command, "serve"], is_asked=True, env=os.environ | given, stdout=out, stderr=out, start_new_session=True
         )
@@ -379,7 +393,7 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
 
 
 def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
-    """Wait until a server has loaded its model. Raises LaunchError if it ends before, or is no slotcache."""
+    """Wait until a server has loaded its model. Raises LaunchError if it ends before that, or if it is not slotcache."""
     while (status := _status(url)) != 200:
         if not lives():
             lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:] if log else []
@@ -393,9 +407,9 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 
 
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
-    """Start a client and return its exit code; 2: it cannot be started.
+    """Start a client and return its exit code, or 2 if it cannot be started.
 
-    arguments: for the client. prints: only show the settings; write and start nothing.
+    arguments: the arguments of the client. prints: only show the setup; write and start nothing.
     """
     try:
         with ends_in_order(_end):
@@ -408,7 +422,7 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
 
 def _end(number: int, frame: object) -> None:
-    """End by an exception, so that the client and the server end, too."""
+    """Raise an exception at a signal, so that the client and the server are ended as well."""
     sys.exit(128 + number)
 
 
@@ -434,7 +448,7 @@ def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: b
 
 
 def _checked(url: str, key: str) -> tuple[ServedModel, str]:
-    """Return the model of a running server, and a note on it. Raises LaunchError if the context is too small."""
+    """Return the model of a running server, and a note about it. Raises LaunchError if the context is too small."""
     model, caches = served_model(url, key)
     if model.context < LEAST_CONTEXT:
         raise LaunchError(f"{_too_small(model.context, model.name)}: start the server at {url} with -c {LEAST_CONTEXT}")
@@ -450,7 +464,10 @@ def _with_model(
     command: Sequence[str],
     prints: bool,
 ) -> int:
-    """Start a client with its settings, or print them. Raises LaunchError for a name or a key that no setting can have."""
+    """Start a client with its settings, or print them.
+
+    Raises LaunchError for a name or a key that no setting can contain.
+    """
     for name, text in (("name of the model", model.name), ("key", model.key)):
         if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
             raise LaunchError(f"the {name} is no text, {text!r}: choose another one with --alias or --api-key")
@@ -469,7 +486,7 @@ def _with_model(
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a client in this terminal, where ctrl-C is the client's; return its exit code."""
+    """Run a client in this terminal, and return its exit code. ctrl-C goes to the client."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
     try:
         process = start_child(command, is_asked=True, stdin=None, env=variables)

@@ -1,4 +1,4 @@
-"""Build a service from settings: the model, the tree, its tiers, the search."""
+"""Builds all parts of a server from its settings: the model, the cache with its tiers, the engine, the search."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ SLOW = 1.0  # s a token: a slower model is a warning at the start
 
 
 def build_info() -> str:
-    """Return the builds of llama.cpp and of this server."""
+    """Return the version of llama.cpp and of this server, as one text."""
     return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`: the same for all servers with this build, this model and these settings.
+    """Return OpenAI's `system_fingerprint`. It is the same for all servers with this build, this model and these settings.
 
-    It starts with the build, as llama-server's does. Only the end of the model's file is read.
+    It starts with the build of llama.cpp, as llama-server's fingerprint does. Only the end of the model's file is read.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
@@ -95,7 +95,7 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """Return the provenance of this server's KV. The first call reads the whole model. Raises ModelError."""
+    """Return the digests of all that decides this server's KV. The first call reads the whole model. Raises ModelError."""
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
@@ -106,7 +106,7 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
 
 
 def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
-    """Return the origin of this server's KV."""
+    """Return a description in words of what made this server's KV."""
     shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings, model))
     return Origin(
         model=f"{model.path.name}, {model.description}",
@@ -117,7 +117,7 @@ def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
 
 
 def machine() -> str:
-    """Return the digest of the build, the CPU and the devices that compute KV here."""
+    """Return a digest of the build, the CPU and the devices that compute KV on this machine."""
     return _digest((gate.identity(), *(device.description for device in devices())))
 
 
@@ -126,7 +126,7 @@ def _digest(parts: tuple[object, ...]) -> str:
 
 
 def _shaping(settings: Settings, model: Model) -> tuple[object, ...]:
-    """Return the devices and the settings that shape KV."""
+    """Return the devices and the settings that affect KV."""
     return (*(device.description for device in devices()), *_asked(settings, model))
 
 
@@ -144,10 +144,11 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return which of several devices has which layers: without --tensor-split, free memory decides that at each start.
+    """Return which of several devices has which layers.
 
-    A device has a range of layers, so the bytes of its weights identify the range. If they cannot be counted, a random value
-    makes the KV of each start unlike that of all others.
+    Without --tensor-split, the free memory at each start decides that. A device has a range of layers, so the bytes of
+    its weights identify the range. If these bytes cannot be counted, a random value keeps the KV of each start apart
+    from all other KV.
     """
     if len(model.devices) < 2:
         return ()
@@ -163,9 +164,9 @@ logger = logging.getLogger("slotcache")
 
 
 def load_all(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Loaded:
-    """Load the served model and the models beside it, and open the documents. progress: as in `Model`.
+    """Load the served model and the models for vectors and scores, and open the documents.
 
-    Raises ModelError, FolderError and SettingsError.
+    path: the file of the served model. progress: as in `Model`. Raises ModelError, FolderError and SettingsError.
     """
     settings, model, decision = _open(settings, path, progress)
     with ExitStack() as made:  # as in `_service_of`
@@ -208,7 +209,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _log_unused() -> None:
-    """Log once in a process why a GPU, or a backend for it, is not used."""
+    """Log why a GPU or a backend for it is not used, once in a process."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -217,12 +218,12 @@ def _log_unused() -> None:
 
 
 def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
-    """Load a model and make all parts around it, without a start of the engine. Raises ModelError and FolderError."""
+    """Load a model and make its service, but do not start the engine. Raises ModelError and FolderError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
 def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) -> tuple[Settings, Model, Decision | None]:
-    """Return settings that fit, the model loaded with them, and the decision on what fits."""
+    """Return the settings that fit, the model loaded with them, and the decision about the fit."""
     return_large_blocks()
     gate.check()
     if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
@@ -251,7 +252,10 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
 
 
 def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
-    """Make all parts around a model. After a failure nothing stays: a later try needs the memory and the folders."""
+    """Make all parts around a model.
+
+    If this fails, all parts are freed, since a later try needs the memory and the folders.
+    """
     with ExitStack() as made:
         made.callback(model.close)
         service = _serve(settings, model, decision, made, lambda doing: progress is None or progress(0.0, doing))
@@ -260,7 +264,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 
 
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
-    """Make the service. made: gets a callback for each part, which frees it. goes_on: as in `learn_costs`."""
+    """Make the service. made: each part adds the callback that frees it. goes_on: as in `learn_costs`."""
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
@@ -386,7 +390,7 @@ def _scheduler(
 
 
 def _longest(settings: Settings, context: Context) -> int:
-    """Return the most tokens of a request. Raises ModelError for more slots than the model can have."""
+    """Return the most tokens of a request. Raises ModelError if there are more slots than the model can have."""
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
@@ -452,7 +456,7 @@ def _log_unused_head(model: Model) -> None:
 
 
 def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
-    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV a token, the slots."""
+    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV for a token, the slots."""
     model, per_token = context.model, token_bytes(settings, context.model)
     return (
         f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
@@ -462,7 +466,10 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 
 
 def described_place(parts: Sequence[DevicePart]) -> str:
-    """Return the number of layers on each GPU, with the bytes of weights: overrides may place tensors off their layers."""
+    """Describe the number of layers and the bytes of weights on each GPU.
+
+    Overrides may move tensors away from their layers.
+    """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
         if part.device.is_gpu and (part.layers != 0 or (part.use and part.use.weights)):
@@ -472,7 +479,7 @@ def described_place(parts: Sequence[DevicePart]) -> str:
 
 
 def _named_or_jinja(template: str) -> str:
-    """Return the source of a named template, else the text as Jinja. Raises SettingsError for an unknown name."""
+    """Return the source of a named template, or a text that is itself Jinja. Raises SettingsError for an unknown name."""
     source = named_template(template) or template
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
@@ -480,7 +487,7 @@ def _named_or_jinja(template: str) -> str:
 
 
 def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
-    """Return the files of --lora, then those of --lora-scaled, each with its scale. Raises ModelError."""
+    """Return the files of --lora and then those of --lora-scaled, each with its scale. Raises ModelError."""
     found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
     for entry in filter(None, settings.lora_scaled.split(",")):
         file, _, scale = entry.rpartition(":")
@@ -492,7 +499,7 @@ def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
 
 
 def open_template(settings: Settings, model: Model) -> ChatTemplate:
-    """Return the chat template of a server. Raises ModelError and SettingsError."""
+    """Return the chat template that the server uses. Raises ModelError and SettingsError."""
     try:
         return ChatTemplate(_template_source(settings, model), model.bos, model.eos, model.tokenizer.controls, give_way)
     except TemplateError as error:
@@ -500,7 +507,7 @@ def open_template(settings: Settings, model: Model) -> ChatTemplate:
 
 
 def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
-    """Describe a chat template in one line: its origin, its length and its digest."""
+    """Describe a chat template in one line: where it comes from, its length and its digest."""
     given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
     given = "--chat-template" if settings.chat_template else given
     given = "--chat-template-file" if settings.chat_template_file else given
@@ -521,14 +528,14 @@ def _template_source(settings: Settings, model: Model) -> str:
 
 
 def token_bytes(settings: Settings, model: Model) -> int:
-    """Return the bytes of one token's KV."""
+    """Return the bytes that the KV of one token takes."""
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
 def _lent_bytes(pool: int, host_bytes: int) -> int:
-    """Return the bytes of host memory that a step may borrow for the KV of other requests: the size of the pool.
+    """Return the bytes of host memory that a step may borrow for the KV of other requests. It is the size of the pool.
 
-    0 if that is more than half of the memory that stays free with a full host tier.
+    The result is 0 if the pool is larger than half of the memory that stays free when the host tier is full.
     """
     return pool if pool <= (free_memory() - host_bytes) // 2 else 0
 
@@ -542,14 +549,18 @@ def _host_bytes(settings: Settings) -> int:
 
 
 def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
-    """Return the provenance of saved KV; None if this server saves none. The first call reads the whole model."""
+    """Return the provenance of saved KV; None if this server saves none.
+
+    The first call reads the whole file of the model.
+    """
     return provenance_of(settings, model, context) if settings.cache_dir or settings.slot_save_path else None
 
 
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
-    """Make the tiers below host memory. made_by: the provenance of their records. origin_of: returns it in words.
+    """Make the tiers of the cache below host memory. made_by: the provenance of their records.
 
-    If the common scope has imported KV, all its new KV is stored with the imported KV, since it may build on that.
+    origin_of: returns the origin of the records, in words. If the common scope has imported KV, its new KV is stored with
+    the imported KV, as the new KV may continue it.
     """
     if not settings.cache_dir or made_by is None:
         return []
@@ -566,7 +577,10 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 
 
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
-    """Make the folder of stored conversations, one for each model and its overridden metadata: these decide the tokens."""
+    """Make the folder of stored conversations.
+
+    Each model with its overridden metadata has one, since these decide the tokens.
+    """
     if not settings.cache_dir or made_by is None:
         return None
     name = "-".join(

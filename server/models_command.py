@@ -25,10 +25,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known of a model without its load. problem: why the model cannot be served; empty: it can.
+    """Facts on a model that are known without loading it. problem: why the model cannot be served; empty: it can.
 
-    size: bytes of the files. context: tokens that fit now; 0: the model generates no text, or no context fits. memory: lines
-    on how the context fits. kv_*: the model's KV in --cache-dir, under all settings.
+    size: bytes of the model's files. context: tokens of context that fit now; 0: the model generates no text, or no context
+    fits. memory: lines on how the context fits. kv_*: all KV of the model in --cache-dir, made with any settings.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done; a line says why."""
+    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))
@@ -156,7 +156,7 @@ def _stored(settings: Settings) -> list[StoredFolder]:
 
 
 def _of(stored: Sequence[StoredFolder], path: Path) -> Iterator[StoredFolder]:
-    """Yield the cache folders of a model. The first call reads the whole model. Raises ModelError."""
+    """Yield the cache folders of a model. The first call reads the model's whole file. Raises ModelError."""
     of_model = digest(files_of(path)) if stored else ""
     return (one for one in stored if one.model == of_model)
 

@@ -1,4 +1,4 @@
-"""`slotcache batch IN -o OUT`: answer a file of requests in this process, without a port."""
+"""`slotcache batch IN -o OUT`: answers the requests in a file within this process. No port is opened."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NO_LIMIT = 1 << 31
 
 
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
-    """Answer the lines of `source` that have no answer in `target`; return the exit code.
+    """Answer the lines of `source` that have no answer in `target`, and return the exit code.
 
-    1: a line failed, or not all lines are answered. 2: the command cannot be done.
+    The code is 1 if a line failed or not all lines are answered, and 2 if the command fails.
     """
     try:
         lines = read_lines(source.read_bytes())
@@ -57,9 +57,10 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 
 
 def unattended(settings: Settings) -> Settings:
-    """Return the settings of a process in which no client waits for a single answer.
+    """Return settings for a process in which no client waits for a single answer.
 
-    Prefill need not spare running streams, the queue takes all lines, and no next turn will come. The lines share KV.
+    Prefill need not spare running streams, the queue takes all lines, and no next turn is expected. All lines use the
+    cache.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
@@ -93,7 +94,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
 
 
 def asking(app: Starlette) -> Ask:
-    """Return a function that answers a line by a route of the application, without a connection."""
+    """Return a function that answers a line of the file by a route of the application, without a connection."""
     routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
 
     async def ask(line: BatchLine) -> LineAnswer:
@@ -125,7 +126,7 @@ def asking(app: Starlette) -> Ask:
 
 
 class ProgressBar:
-    """Shows how many lines are answered, if stderr is a terminal. done: lines answered by earlier runs."""
+    """Shows how many lines are answered, if stderr is a terminal. done: the number of lines that earlier runs answered."""
 
     def __init__(self, total: int, done: int) -> None:
         self._total, self._before, self._done = total, done, done
@@ -133,7 +134,6 @@ class ProgressBar:
         self._shows = sys.stderr.isatty()
 
     def advance(self) -> None:
-        """Count a line."""
         self._done += 1
         if not self._shows:
             return

@@ -1,4 +1,4 @@
-"""Run the server: the port opens at once, /health says 503 until the model is loaded, ctrl-C ends it cleanly."""
+"""Runs the server. The port opens at once, `/health` answers 503 until the model is loaded, and ctrl-C ends all in order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .search.folder import bundled_folder, real_paths, remove_temporary_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
-SWITCH_INTERVAL = 0.0005  # s; with Python's 5 ms the engine would wait so long for the interpreter after a step
+SWITCH_INTERVAL = 0.0005  # s; with Python's default, the engine would wait 5 ms for the interpreter after a step
 GRACE = 5  # s to write running answers at shutdown
 
 Ready = Callable[[str], object]
@@ -49,7 +49,7 @@ Ready = Callable[[str], object]
 
 
 class Server(ListeningServer):
-    """uvicorn, but a shutdown first stops the engine, so that every open stream gets its final event."""
+    """uvicorn's server, whose shutdown first stops the engine, so that each open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
@@ -58,7 +58,10 @@ class Server(ListeningServer):
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown. Later, uvicorn must not raise the signal again before `run` has closed index and files."""
+        """Start the shutdown, and forget the signal.
+
+        Otherwise uvicorn would raise the signal again at its end, before `run` has closed the index and the files.
+        """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
         self._captured_signals.clear()
@@ -70,7 +73,10 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal; return the exit code. 1: the engine ended for good. 2: model or settings cannot be served."""
+    """Serve until a signal comes, and return the exit code.
+
+    The code is 1 if the engine ended for good, and 2 if the model or the settings cannot be served.
+    """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
     try:
@@ -100,16 +106,16 @@ SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
 def open_page(url: str) -> None:
-    """Print the address of a server's page, and open the page in a browser if there is a screen."""
+    """Print the address of the server's page, and open it in a browser if the machine has a screen."""
     print(f"the page is at {url}/", flush=True)
     if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
         webbrowser.open(f"{url}/")
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
-    """Prepare this process for serving. Return the settings and the path of the model's file.
+    """Prepare this process for serving. Return the settings to serve with, and the path of the model's file.
 
-    Raises ModelError, and SettingsError for --docs that are not there.
+    Raises ModelError, and SettingsError if a path of --docs does not exist.
     """
     real_paths(settings)  # before a model is fetched or loaded
     path = model_path(settings)
@@ -128,7 +134,10 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model with the bundled documents. model: "" for the built-in one. when_ready, exit code: as for `serve`."""
+    """Serve a model with the bundled documents. Return the exit code as `serve` does.
+
+    model: "" for the built-in model. when_ready: as in `serve`.
+    """
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
     except OSError as error:
@@ -138,9 +147,9 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file; a missing file of a registry is downloaded first.
+    """Return the path of the model's file. A missing file of a registry is downloaded first.
 
-    Raises ModelError, and SettingsError for several models.
+    Raises ModelError, and SettingsError if the settings name several models.
     """
     if settings.models_dir or "\n" in settings.model:
         raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
@@ -157,7 +166,10 @@ def model_path(settings: Settings) -> Path:
 
 
 def _model_file(path: Path) -> Path:
-    """Return a path that may be a GGUF file's. Raises ModelError for a folder, and for what seems another program's name."""
+    """Return the path of a model. Other code checks the file itself.
+
+    Raises ModelError for a folder, and for a missing file whose name does not end with .gguf.
+    """
     if os.path.isdir(path):
         wanted = "expected a GGUF file; --models-dir serves all of a folder"
         raise ModelError(f"cannot read the model {path}: Is a directory: {wanted}")
@@ -173,7 +185,7 @@ def _model_file(path: Path) -> Path:
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings with the bundled documents, if the built-in model is served and --docs names no others."""
+    """Return the settings, with the bundled documents if the built-in model is served and --docs is not given."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -184,12 +196,15 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
 
 
 def _bundled_documents() -> str:
-    """Return the folder of the bundled documents, written if need be. Raises OSError."""
+    """Return the folder of the bundled documents. If it does not exist, write it. Raises OSError."""
     return str(Corpus.load().write(bundled_folder()))
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
-    """Make a server, which does not run yet, and its state. entries: models that share a device, the first by `settings`."""
+    """Make a server that does not run yet, and its state.
+
+    entries: models that share a device; `settings` are those of the first.
+    """
     state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
@@ -210,7 +225,7 @@ def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple
 
 
 async def run(server: Server, state: AppState, path: Path, when_ready: Ready | None = None) -> None:
-    """Serve the model at `path` until the server has to exit. Raises ModelError and FolderError."""
+    """Serve the model at `path` until the server has to end. Raises ModelError and FolderError."""
     load = asyncio.create_task(_load(state, path, server))
     if when_ready is not None:
         load.add_done_callback(lambda done: _call_when_ready(done, when_ready))
@@ -220,7 +235,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         await server.reload
     state.models.close()
     await state.models.settled()
-    await asyncio.to_thread(state.stop)  # again: a load may have just ended
+    await asyncio.to_thread(state.stop)  # once more, since a load may have just ended
     for service in state.services:
         service.idle.stop()
     await asyncio.to_thread(state.close)
@@ -263,7 +278,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start the loaded parts. A single model is loaded anew if, after a sleep, its file holds another model."""
+    """Start the loaded parts. If the file of a single model has another model after a sleep, this model is loaded."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():
@@ -299,7 +314,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
 
 
 class ModelOpener:
-    """Loads and starts the models that share a device. Make it in the event loop."""
+    """Loads and starts the models that share a device. The object must be made on the event loop."""
 
     def __init__(self, state: AppState, models: Models, server: Server) -> None:
         self._state, self._models, self._server, self._loop = state, models, server, asyncio.get_running_loop()
@@ -324,7 +339,10 @@ def start(
     on_failure: Callable[[], None] = lambda: None,
     on_changed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start the engine and the work on the index, and let the application serve. on_failure, on_changed: as in `Engine`."""
+    """Start the engine and the work on the index, and let the application serve the model.
+
+    on_failure, on_changed: as in `Engine.start`.
+    """
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 
     def look_again() -> None:

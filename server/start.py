@@ -1,4 +1,4 @@
-"""The entry of the command `slotcache`: ctrl-C ends it without a traceback even while its modules are loaded."""
+"""The entry point of the command `slotcache`. ctrl-C ends it without a traceback, even while its modules are loaded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from importlib import import_module
 
 
 def main() -> int:
-    """Load the command and run it; return its exit code. A shell shows 130 if ctrl-C ends it while it is loaded."""
-    takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it was started to ignore them
+    """Load the command, run it, and return its exit code. If ctrl-C ends it during loading, a shell shows the code 130."""
+    # False: the process was started so that it ignores ctrl-C.
+    takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if takes_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     run = import_module(".cli", __package__).main

@@ -1,4 +1,4 @@
-"""Files of `/v1/files` and `/v1/batches` in a cache folder, from earlier versions: named at a start, deleted on command."""
+"""Finds the files that earlier versions stored for `/v1/files` and `/v1/batches`, and deletes them on command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """The number and the size of such files. They have texts of clients."""
+    """The number and the total size of such files. They contain texts of clients."""
 
     num_files: int
     num_bytes: int
@@ -32,7 +32,7 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return a line that names the files and how to delete them; empty: there are none. cache_dir: the setting."""
+    """Return a line about these files in --cache-dir, and how to delete them; empty: there are none."""
     if not cache_dir:
         return ""
     with suppress(OSError):  # the start itself refuses an unusable folder
@@ -43,7 +43,10 @@ def at_start(cache_dir: str) -> str:
 
 
 def delete(root: Path) -> None:
-    """Delete the files, and nothing else in their folders. Raises FolderError, OSError; BlockingIOError if in use."""
+    """Delete these files in a cache folder, and no others.
+
+    Raises FolderError, OSError, and BlockingIOError if a server uses them.
+    """
     for folder in _folders(root):
         _, lock = locked_folder(folder)
         try:

@@ -1,4 +1,4 @@
-"""The routes of the cache: warming, contents, sessions, stored conversations, orders of documents, speculation."""
+"""The routes of the cache: warming, contents, sessions, stored conversations, the order of documents, speculation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .stream import collect
 async def warm(request: Request, asked: WarmRequest) -> Response:
     """Prefill the prompt of a chat (messages, documents) and keep it in the cache; generate nothing.
 
-    With `pin` the prompt is evicted last, for `ttl` seconds or until the server stops.
+    With `pin`, all other KV is evicted before this prompt, for `ttl` seconds or until the server stops.
     """
     service = service_of(request)
     if not (service.model.can_trim or service.view.keeps_snapshots):
@@ -52,9 +52,9 @@ async def contents(request: Request) -> Response:
 
 
 async def drop(request: Request) -> Response:
-    """Drop the cache of a scope, except KV that running requests use, and its queued idle prefill.
+    """Drop the cached KV of a scope and its queued idle prefill.
 
-    All models drop it, unless the request names one.
+    KV that running requests use stays. All models drop the scope, unless the request names one model.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])
@@ -70,7 +70,7 @@ async def _drop(service: Service, scope: str) -> int:
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
-    """Pin a warmed prompt, or end its pin; return how many of its tokens are pinned now."""
+    """Pin a warmed prompt, or end its pin. Return how many of its tokens are pinned now."""
     if asked.pin:
         return await service.view.pin(generation, asked.ttl or inf)
     await service.view.unpin(generation)
@@ -78,7 +78,10 @@ async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> 
 
 
 async def end_session(request: Request) -> Response:
-    """End a session (`?scope=`): KV that it alone has is evicted first. All models end it, unless the request names one."""
+    """End a session (`?scope=`): KV that only this session uses is evicted before all other KV.
+
+    All models end the session, unless the request names one model.
+    """
     id, scope = request.path_params["id"], scope_of(request)
     retired = [await _end_session(service, scope, id) for service in services_of(request)]
     if all(tokens is None for tokens in retired):
@@ -87,7 +90,7 @@ async def end_session(request: Request) -> Response:
 
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
-    """Return how many tokens are now evicted first; None: no such session has asked this model."""
+    """Return how many tokens will now be evicted first; None: this model has had no request of the session."""
     is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
     if not branches:
@@ -99,7 +102,10 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 
 
 async def show_conversation(request: Request) -> Response:
-    """Show a conversation (`?scope=`) up to the answer that it continues from, and the ids of all its answers."""
+    """Show a stored conversation and the ids of its answers (`?scope=`).
+
+    It shows the messages up to the answer from which the next request continues.
+    """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
     if conversation is None:
@@ -121,7 +127,7 @@ async def show_conversation(request: Request) -> Response:
 
 
 async def forget_conversation(request: Request) -> Response:
-    """Forget a conversation with all its answers."""
+    """Delete a stored conversation with all its answers (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = service_of(request)
     conversation = service.conversations.known(scope, id)
@@ -147,7 +153,7 @@ def _unknown(id: str) -> RequestError:
 
 
 async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
-    """Order the documents of a chat, or documents alone: a dry run, which computes and changes nothing."""
+    """Order the documents of a chat, or documents alone. This is a dry run: it computes and changes nothing."""
     if not asked.messages:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
     predicted = await predict(request, asked)
@@ -180,7 +186,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
-    """Prefill the system prompt, the history and the documents so far, if a slot is idle."""
+    """Prefill the system prompt, the history and the documents that are known so far, if a slot is idle."""
     service = service_of(request)
     if service.is_full:
         return _answer(asked, "skipped")
@@ -193,7 +199,7 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
 
 
 async def forget_speculation(request: Request) -> Response:
-    """Stop the prefill of a turn that will not come (`?id=`, `?scope=`)."""
+    """Stop a speculative prefill, since its turn will not come (`?id=`, `?scope=`)."""
     service, query = service_of(request), request.query_params
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:

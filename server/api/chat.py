@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the handlers, the message, the chunks."""
+"""OpenAI's chat completions: the handlers, the whole message, and the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatReply(ChoicesReply):
-    """Chunks with `delta`, or a whole message. customs: the names of the tools whose calls are a free text."""
+    """The replies of `/v1/chat/completions`: chunks with a `delta`, or a whole message.
+
+    customs: the names of the tools that take a free text instead of JSON arguments.
+    """
 
     def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
         super().__init__(envelope, "chat.completion.chunk", "chat.completion")
@@ -43,8 +46,8 @@ class ChatReply(ChoicesReply):
         self._has_calls = [False for _ in self._probabilities]
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens with logprobs, for the next chunk
         self._customs = customs
-        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # of calls to `customs`, by their number
-        # The start of a chunk with nothing but text, as nearly all chunks of a stream are.
+        self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # free texts, by the call's number
+        # The start of a chunk that has only text. Nearly all chunks of a stream are such.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(len(self._readers))
@@ -83,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return the chunks of fragments. times: of the answer so far, for each chunk."""
+        """Return the chunks of fragments. times: the timings so far, which each chunk shows."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -122,7 +125,7 @@ class ChatReply(ChoicesReply):
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
-    """Return why a chat's answer ended: `tool_calls` for an answer that ends after calls."""
+    """Return why a chat's answer ended. An answer that ends after calls has the reason `tool_calls`."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
@@ -144,19 +147,18 @@ def _delta(fragment: Fragment) -> Fields:
 
 
 def _custom(at: int, text: str) -> Fields:
-    """Return a delta with more of the free text of a call."""
+    """Return a delta with a further piece of the free text of a call."""
     return {"tool_calls": [{"index": at, "custom": {INPUT: text}}]}
 
 
 def _custom_call(call: Fields) -> Fields:
-    """Return a call whose arguments are a free text."""
     function = cast("dict[str, str]", call["function"])
     custom = {"name": function["name"], INPUT: free_text(function["arguments"])}
     return {"id": call["id"], "type": "custom", "custom": custom}
 
 
 def _old_delta(fragment: Fragment) -> Fields:
-    """Return a delta for a client that sent `functions`, whose answers have one call at most."""
+    """Return a delta for a client that sent `functions`. The answers for such a client have at most one call."""
     match fragment:
         case CallStart(0, _, name):
             return {"function_call": {"name": name, "arguments": ""}}
@@ -185,7 +187,7 @@ def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer (`?scope=`) that `on_disconnect` has kept whole, or the text so far of a running one."""
+    """Show a stored answer that `on_disconnect` has kept whole, or the text so far of a running answer (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
@@ -221,5 +223,5 @@ async def forget(request: Request) -> Response:
 
 
 async def count(request: Request, asked: ChatRequest) -> Response:
-    """Count the prompt of a chat completion."""
+    """Count the tokens of a chat's prompt."""
     return JsonReply({"object": "chat.completion.input_tokens"} | await count_prompt(request, asked))

@@ -15,24 +15,24 @@ from ..formats.answer import ContentText, Fragment
 from ..http.api_errors import RequestError
 from .reply import seal
 
-TRIGGER = "compaction_trigger"  # a kind of item: as the last item, it asks for a summary of the items before
-SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # kinds of items; this server makes the first
+TRIGGER = "compaction_trigger"  # a kind of item that is the last one, and asks for a summary of the items before it
+SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # items with a summary; the first is ours
 FREE = ("response_format", "json_schema", "grammar", "lark_grammar", "regex", "stop", "documents", "retrieval")
 """Fields of a chat that a summary ignores."""
 CUT = "the summary was cut at its limit: max_output_tokens sets another one"
 
 
 def triggers(items: object) -> bool:
-    """Whether the input of a request asks for a summary."""
+    """Return whether the input of a request ends with an item that asks for a summary."""
     last = next((item for item in reversed(items) if item is not None), None) if isinstance(items, list) else None
     return isinstance(last, dict) and last.get("type") == TRIGGER
 
 
 def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
-    """Return the chat that answers a request for a summary, and a warning for fields that have no effect on it.
+    """Return the chat that answers a request for a summary, and a warning for fields that it ignores.
 
-    The prompt keeps the tools, and so the KV of the history; the answer calls none. Raises RequestError where there is
-    nothing to summarise, or no token for a summary.
+    The prompt keeps the tools, so that it shares the KV of the history, but the answer cannot call them. Raises
+    RequestError if there is nothing to summarise, or if the limit leaves no token for a summary.
     """
     if len(chat.messages) == 1 and chat.previous_response_id is None and chat.conversation is None:
         raise RequestError("input has nothing to summarise: expected at least one message or result", param="input")
@@ -48,7 +48,10 @@ def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
 
 
 def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
-    """Yield the items of a history that its shortened form keeps, unchanged. suffix: of the ids of items without one."""
+    """Yield the items that the shortened form of a history keeps. They are unchanged.
+
+    suffix: a part of the ids that are made for items without an id.
+    """
     for at, item in enumerate(items):
         if isinstance(item, str):
             item = {"role": "user", "content": item}
@@ -60,18 +63,18 @@ def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
 
 
 class CompactionOutput:
-    """The item of a compaction: a sealed summary. suffix: of its id."""
+    """The output of a compaction: one item with a sealed summary. suffix: a part of the item's id."""
 
     def __init__(self, suffix: str) -> None:
         self.items: list[Fields] = []
         self._id, self._texts = f"cmp_{suffix}", list[str]()
 
     def status(self, end: End) -> str:
-        """Return `completed`: a cut summary is a summary, too, and has a warning."""
+        """Return `completed`. A summary that was cut is still a summary, and the response has a warning about the cut."""
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events of a fragment: no event has the summary's text."""
+        """Yield the events of a fragment. No event has the summary's text."""
         if isinstance(fragment, ContentText):
             if not self._texts:
                 yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}
@@ -79,7 +82,7 @@ class CompactionOutput:
             self._texts.append(fragment.text)
 
     def finish(self, status: str) -> Iterator[Fields]:
-        """Yield the event of the end. Raises RequestError 500 without a summary."""
+        """Yield the last event. Raises RequestError 500 if the model wrote no summary."""
         summary = "".join(self._texts).strip()
         if not summary:
             raise RequestError(NO_SUMMARY, status=500)
@@ -91,7 +94,7 @@ class CompactionOutput:
 
 
 def compaction(response: Mapping[str, JsonValue], kept: Iterable[Fields]) -> Fields:
-    """Return the body of a compaction: the kept items of a history, and the summary in `response`."""
+    """Return the body of a compaction: the kept items of a history, and the summary from `response`."""
     taken = ("id", "created_at", "model", "usage", "timings", "slotcache", "stopping_word", "warnings")
     body: Fields = {"object": "response.compaction", "output": [*kept, *response["output"]]}
     return body | {name: response[name] for name in taken if name in response}

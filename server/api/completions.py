@@ -1,4 +1,4 @@
-"""OpenAI's completions, llama-server's completion and infill, and their tokenizer's routes."""
+"""OpenAI's completions, llama-server's completion and infill, and the routes of llama-server's tokenizer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return self.ping()  # no piece: llama-server's clients expect tokens in each
+        return self.ping()  # not an empty piece: llama-server's clients expect tokens in each piece
 
     def ping(self) -> list[bytes]:
         return [COMMENT]
@@ -57,7 +57,7 @@ class NativeReply:
         self._has_line[index] |= "\n" in delta.text
         if not delta.text and not delta.tokens:
             return []
-        *first, last = self._probabilities[index].entries(delta) or [None]  # an event for each, as in llama-server
+        *first, last = self._probabilities[index].entries(delta) or [None]  # one event for each token, as in llama-server
         sent: list[bytes] = []
         for entry, token in zip(first, delta.tokens, strict=False):
             alone = Delta("", (token,), num_generated=delta.num_generated - len(delta.tokens) + len(sent) + 1)
@@ -88,7 +88,7 @@ class NativeReply:
         return bodies[0] if made.num_choices == 1 else bodies
 
     def _no_logprobs(self, index: int) -> Fields:
-        """Return an empty list if probabilities were asked for: the tokens of a stop string have none."""
+        """Return an empty list if probabilities were asked for, since the tokens of a stop string have none."""
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
     def _piece(self, index: int, delta: Delta) -> Fields:
@@ -105,7 +105,10 @@ class NativeReply:
 
 
 def selected(body: Fields, paths: Sequence[str]) -> Fields:
-    """Return the fields at these paths, such as `timings/prompt_n`, by their paths; without paths, all fields."""
+    """Return the fields at these paths, with the paths as keys. Without paths, return all fields.
+
+    A path goes down into objects, such as `timings/prompt_n`.
+    """
     if not paths:
         return body
     found: Fields = {}
@@ -132,7 +135,7 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    An answer that begins with the probabilities of its prompt's tokens has its text from the tokens' texts.
+    If an answer starts with its prompt and the prompt's logprobs, the text is joined from the texts of the tokens.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -194,7 +197,7 @@ PIECE = 50_000  # tokens that are encoded at a time
 
 
 class TokenizeRequest(msgspec.Struct):
-    """`POST /tokenize`. content: a text, token ids, or both mixed."""
+    """`POST /tokenize`. content: a text, a list of token ids, or a list that mixes texts and ids."""
 
     content: str | list[JsonValue]
     add_special: bool = False
@@ -223,7 +226,7 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt, with its documents in their present order."""
+    """Render a chat as one prompt. Its documents are in the order that they would have now."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))
@@ -237,7 +240,10 @@ def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
-    """Encode tokens piece by piece, since all other threads wait while a piece is encoded. spelling: of each, if wanted."""
+    """Encode tokens piece by piece, since all other threads wait while a piece is encoded.
+
+    spelling: returns the bytes of a token, if the client wants them.
+    """
     pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
 
@@ -247,7 +253,7 @@ def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[o
 
 
 def _piece(spelling: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes if they are no whole characters."""
+    """Return the text of a token, or its bytes if they are not whole characters."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:
@@ -263,7 +269,10 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    """Encode a prompt as the text from which `/completion` makes the same tokens: without BOS, which that route adds."""
+    """Encode a prompt as a text without BOS, from which `/completion` makes the same tokens.
+
+    That route adds BOS itself.
+    """
     begin = service.model.tokenizer.begin
     shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens
     return encode({"prompt": service.model.prompt_text(shown), "n_tokens": len(tokens)})

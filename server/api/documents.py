@@ -1,4 +1,4 @@
-"""Files of clients: `POST /v1/documents/read` returns their text, or keeps them for searches."""
+"""Files that clients upload: `POST /v1/documents/read` returns their text, or keeps them for searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .reply import JsonReply, encode
 NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
 SHARE = 3  # a file that takes more than a third of the context is large
 MOST_LETTERS = 4 << 20  # of a text that is returned
-MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; the number of tokens in the rest is estimated
+MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; for the rest, the number of tokens is estimated
 FORM, MOST_FIELDS = "multipart/form-data", 16
 MOST_HEAD = 4 << 10  # bytes of a field's head: Python parses its parameters in quadratic time
 
@@ -57,7 +57,7 @@ async def show(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Forget a file that is kept for searches (`?scope=`)."""
+    """Delete a file that is kept for searches (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     _files_of(request).forget(scope, id)
     return JsonReply({"id": id, "object": "document.deleted", "deleted": True, "scope": scope})
@@ -85,7 +85,7 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 
 
 def _measure(file: Attachment) -> list[str]:
-    """Count the letters of a file; return its first texts, whose tokens are to be counted."""
+    """Count the letters of a file. Return its first texts, whose tokens will be counted."""
     sample: list[str] = []
     file.letters = 0
     for part in file.parts():
@@ -150,7 +150,7 @@ def _disposition(head: bytes) -> Message:
 
 
 def _header(name: str, value: str) -> Message:
-    """Return a message with one header, which can parse the header's parameters."""
+    """Return an email message with this one header, since email messages can parse a header's parameters."""
     message = Message()
     message[name] = value
     return message

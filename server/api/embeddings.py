@@ -1,4 +1,4 @@
-"""Embeddings and rerank: bodies and handlers."""
+"""Vectors and rerank scores: the bodies of the requests, and the handlers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from .reply import JsonReply, encode
 
 # ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
 
-MAX_PAIRED = 1 << 25  # characters of the query, once for each document: it is tokenised with each of them
+MAX_PAIRED = 1 << 25  # characters of the query times the number of documents, as each document is tokenised with the query
 Norm = Annotated[int, Meta(ge=-1, le=16)]
 Truncation = bool | Literal["none", "start", "end", "NONE", "START", "END"]
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /v1/embeddings` and llama-server's `POST /embedding`. input, content: a text, token ids, or a list of these."""
+    """`POST /v1/embeddings`, and llama-server's `POST /embedding`.
+
+    input, content: a text, token ids, or a list of texts or token ids.
+    """
 
     input: JsonValue = UNSET
     content: JsonValue = UNSET
@@ -47,19 +50,19 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> Literal["start", "end"] | None:
-        """The end at which a text that is too long is cut; None: the text is refused."""
+        """At which end a text that is too long is cut; None: such a text is refused."""
         side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
         return None if side == "none" else cast(Literal["start", "end"], side)
 
 
 class RerankDocument(Struct, frozen=True):
-    """A document of a `RerankRequest` with its text in a field."""
+    """A document of a `RerankRequest` whose text is in a field."""
 
     text: str
 
 
 class RerankRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /v1/rerank`: the documents in Jina's and Cohere's shape, or the texts in TEI's."""
+    """`POST /v1/rerank`. The texts are in `documents`, as at Jina and Cohere, or in `texts`, as at TEI."""
 
     query: str
     documents: list[str | RerankDocument] | None = None
@@ -80,11 +83,14 @@ class RerankRequest(VectorRequest, frozen=True, kw_only=True):
         return found
 
 
-MAX_NUMBERS = 1 << 23  # of an answer without pooling, which has a vector for each token
+MAX_NUMBERS = 1 << 23  # numbers in an answer without pooling, which has a vector for each token
 
 
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
-    """Return vectors in OpenAI's shape; in llama-server's if the field is `content`, as llama-server does."""
+    """Return vectors in OpenAI's form.
+
+    A request with the field `content` gets llama-server's form, as from llama-server.
+    """
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
     worker = pooled(vectors_of(request))
@@ -95,7 +101,7 @@ async def openai(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 def pooled(vectors: Vectors) -> EmbeddingWorker:
-    """Return the embedder. Raises RequestError for one that makes a vector of each token."""
+    """Return the embedding model. Raises RequestError if the model makes a vector of each token."""
     worker = vectors.embedder()
     if worker.embedder.pooling == "none":
         message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
@@ -104,7 +110,10 @@ def pooled(vectors: Vectors) -> EmbeddingWorker:
 
 
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
-    """Return vectors in llama-server's shape: a list of vectors for each text, with one vector if they are pooled."""
+    """Return vectors in llama-server's form: a list of vectors for each text.
+
+    If vectors are pooled, each list has one vector.
+    """
     worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":
         raise RequestError("base64 is a format of /v1/embeddings only: expected float", param="encoding_format")
@@ -113,7 +122,10 @@ async def native(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 async def compute(request: Request, worker: EmbeddingWorker, asked: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return the vectors as a request wants them, and the number of tokens. Raises RequestError."""
+    """Return the vectors with the length and the size that a request wants, and the number of tokens.
+
+    Raises RequestError.
+    """
     return await while_connected(request, _compute(vectors_of(request), worker, asked, request.state.num_bytes))
 
 
@@ -169,7 +181,7 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 
 
 async def rerank(request: Request, asked: RerankRequest) -> Response:
-    """Return the scores of the documents, the best first; a bare list if the field is `texts`, as TEI does."""
+    """Return the scores of the documents, the best first. A request with `texts` gets a bare list, as from TEI."""
     vectors = vectors_of(request)
     worker = vectors.ranker()
     passages = asked.passages()

@@ -1,4 +1,4 @@
-"""The steps of all routes: read a body, choose its model, pass it to the service; answer whole or as a stream."""
+"""The steps that all routes share: read the body, choose the model, call the service, send the answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from .reply import JsonReply, ReplyFormat, ResponseMeta, encode
 from .stream import EventStream, collect, early_of
 
 logger = logging.getLogger("slotcache")
-MOST_ITEMS, USUAL_ITEMS = 100, 20  # of one page of a list
+MOST_ITEMS, USUAL_ITEMS = 100, 20  # items on one page of a list
 ORDERS = ("asc", "desc")
 T = TypeVar("T")
 
@@ -57,18 +57,19 @@ T = TypeVar("T")
 
 
 class VectorRequest(Struct, frozen=True):
-    """A body for an embedder or a reranker, which may be a model beside those that take turns on the device."""
+    """A body for an embedding model or a reranker. This model may run next to the models that take turns on the device."""
 
     model: str | None = None
 
 
 async def read_body(request: Request, kind: type[R]) -> R:
-    """Return the body as `kind`. A large one is decoded in a thread. Raises RequestError, ClientDisconnect.
+    """Return the body, decoded as `kind`. A large body is decoded in a thread.
 
-    `request.state` keeps its length as `num_bytes`, and a warning for each unknown field as `warnings`.
+    Raises RequestError and ClientDisconnect. `request.state` then has the body's length as `num_bytes`, and a warning
+    for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    with Reservation(state.bodies) as room:  # until it is decoded: a body that waits for a thread takes memory, too
+    with Reservation(state.bodies) as room:  # until the body is decoded: while it waits for a thread, it takes memory
         body = await state.bodies.read(request, room)
         request.state.num_bytes = len(body)
         decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
@@ -88,7 +89,7 @@ def warn(request: Request, warnings: Sequence[str]) -> None:
 
 
 def page(items: list[Fields], request: Request) -> Fields:
-    """Return one page of a list by `limit`, `order` and `after`, as in OpenAI's API. Raises RequestError."""
+    """Return one page of a list, chosen by `limit`, `order` and `after` as in OpenAI's API. Raises RequestError."""
     limit, order, after = (request.query_params.get(name) for name in ("limit", "order", "after"))
     if order not in (None, *ORDERS):
         raise RequestError(f"order: expected one of {', '.join(ORDERS)}", param="order")
@@ -107,7 +108,10 @@ def page(items: list[Fields], request: Request) -> Fields:
 
 
 def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
-    """Return the whole object of a stored answer, as JSON. kind: the prefix of its id. Raises RequestError 404."""
+    """Return the whole object of a stored answer, as JSON. Raises RequestError 404.
+
+    kind: the prefix that the answer's id must have.
+    """
     conversation = service.conversations.find_answer(scope, id)
     if conversation is None or id not in conversation.records or not id.startswith(kind):
         raise not_stored(id)
@@ -115,7 +119,7 @@ def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
 
 
 def not_stored(id: str) -> RequestError:
-    """Make the error of an answer that is not stored."""
+    """Return the error for an id of which no answer is stored."""
     return RequestError(
         f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
         status=404,
@@ -125,47 +129,45 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body. For a large body it runs in a thread, beside other requests."""
+    """Return the result of `work` on a body. For a large body `work` runs in a thread, so that other requests go on."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
 def scope_of(request: Request) -> str:
-    """Return the scope in the address (`?scope=`), by default the common one. Raises RequestError."""
+    """Return the scope in the address (`?scope=`), or else the common scope. Raises RequestError."""
     scope = request.query_params.get("scope", "")
     check_scope(scope, "scope")
     return scope
 
 
 def vectors_of(request: Request) -> Vectors:
-    """Return the models for vectors, which each model has. Raises RequestError 503 while the model loads."""
+    """Return the models for vectors and scores. Raises RequestError 503 while the first model loads."""
     return loaded_of(request).vectors
 
 
 def service_of(request: Request) -> Service:
-    """Return the service. Raises RequestError: 503 while the model loads, 501 for an encoder."""
+    """Return the service of the request's model. Raises RequestError 503 while the model loads, and 501 for an encoder."""
     return loaded_of(request).service or request.app.state.app.ready()
 
 
 def services_of(request: Request) -> list[Service]:
-    """Return the services of all models that were loaded, or of the one that `?model=` names. Raises RequestError."""
+    """Return the service of the model that `?model=` names, or else those of all loaded models. Raises RequestError."""
     service = service_of(request)
     return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 def answer_service_of(request: Request, scope: str, id: str) -> Service:
-    """Return the one of `services_of` that makes or stores an answer; the first if none does.
-
-    Raises RequestError.
-    """
+    """Return the service that makes or stores an answer; if none does, the first of `services_of`. Raises RequestError."""
     services = services_of(request)
     has = (one for one in services if one.find_open(scope, id) or one.conversations.find_answer(scope, id))
     return next(has, services[0])
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return what serves the model of a request: its body's, else `?model=`, else the first one.
+    """Return what serves the model of a request.
 
-    Raises RequestError: 503 while the first one loads, 404 for an unknown model, 503 for one that is not loaded.
+    The body or `?model=` names the model; without a name it is the first one. Raises RequestError 503 while the first
+    model loads, 404 for an unknown model, and 503 for a model that is not loaded.
     """
     loaded: Loaded | None = getattr(request.state, "loaded", None)
     if loaded is not None:
@@ -178,9 +180,10 @@ def loaded_of(request: Request) -> Loaded:
 
 
 def _entry_of(request: Request, asked: object) -> ModelEntry | None:
-    """Return the model that a body names, or else `?model=`. None: a model beside these answers, or the body names none.
+    """Return the model that the body or `?model=` names.
 
-    Raises RequestError: 404, or 503 while the first one loads.
+    None: the body has no field for a model, or the named model only makes vectors or scores. Raises RequestError 404,
+    or 503 while the first model loads.
     """
     if not hasattr(asked, "model"):
         return None
@@ -192,9 +195,9 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Choose the model that answers a request, and load it first if it is not loaded. False: that takes over `patience` s.
+    """Choose the model that answers a request, and load it first if it is not loaded. Raises RequestError 503.
 
-    Raises RequestError 503 with the reason.
+    False: the load takes longer than `patience` seconds.
     """
     loaded = entry.loaded
     try:
@@ -202,12 +205,12 @@ async def _load(request: Request, entry: ModelEntry, patience: float | None = No
             loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
     except TimeoutError:
         return False
-    request.state.loaded = loaded  # the one that was ready: `entry` may have another one since
+    request.state.loaded = loaded  # the model that was ready: `entry` may have another one by now
     return True
 
 
 def models_of(request: Request) -> Models:
-    """Return the served models. Raises RequestError 503 while the first one loads."""
+    """Return the served models. Raises RequestError 503 while the first model loads."""
     state = request.app.state.app
     state.loaded()
     return state.models
@@ -219,9 +222,9 @@ def _name_in(request: Request, asked: object) -> str | None:
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
-# Chats on their way into the service: a search finds documents for those with `retrieval`, and prompts are prefilled ahead.
+# Before a chat enters the service, a search finds documents for `retrieval`, and prompts are prefilled ahead.
 
-STAGE = 0.03  # s that a stage of a chat's search has to last before its documents are prefilled ahead
+STAGE = 0.03  # seconds that a stage of a search must last before its documents are prefilled ahead
 
 
 async def prepare(
@@ -232,9 +235,10 @@ async def prepare(
     kind: str = "",
     wake: Callable[[Sleep], None] = Sleep.wake,
 ) -> Prepared:
-    """Find the documents of a chat with `retrieval`, and accept the request: see `Service.accept`. Raises RequestError.
+    """Accept a request (see `Service.accept`); for a chat with `retrieval`, first search for documents.
 
-    kind: the prefix of the answer's id, by default OpenAI's. A stream that has begun keeps its id.
+    Raises RequestError. kind: the prefix of the answer's id; empty: OpenAI's prefix. If the stream has already begun,
+    the answer has the stream's id.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
@@ -250,7 +254,10 @@ async def prepare(
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
-    """Return the prompt that a chat would have now, with the hint that the order of its documents needs, and its reuse."""
+    """Return the prompt that a chat would have now, and how much of it would be reused.
+
+    The prompt has the line that tells the model the most relevant document, if the documents are reordered.
+    """
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
@@ -263,8 +270,9 @@ async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
 async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> tuple[ChatRequest, SearchReport]:
     """Return the chat with the documents that a search finds for it, and the report of the search.
 
-    While the search runs, the prompt before the documents is prefilled; while its later stages run, so is the chat with the
-    documents so far. computes: false prefills nothing, for a dry run; nor does a chat without caching.
+    While the search runs, the prompt before the documents is prefilled. While later stages run, the chat with the
+    documents found so far is prefilled. Nothing is prefilled without `computes`, which a dry run sets to false, or for
+    a chat that may not be cached.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -311,7 +319,7 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
 
 
 def _folder_of(request: Request, service: Service) -> FolderIndex:
-    """Return the index of --docs for a chat of a model. Raises RequestError if there is none, or for another model."""
+    """Return the index of --docs for a chat. Raises RequestError if there is none, or if it belongs to another model."""
     state = request.app.state.app
     if state.folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
@@ -323,11 +331,14 @@ def _folder_of(request: Request, service: Service) -> FolderIndex:
 
 # ---- The routes that generate: chats and texts, streamed or whole. ------------------------------------------------------
 
-LONG = 16 << 10  # characters of answers that are parsed in a thread, beside other streams
+LONG = 16 << 10  # characters: answers of this length or more are parsed in a thread, so that other streams go on
 
 
 def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
-    """Submit a request; return the common fields of its answer. Raises RequestError: too long, no room."""
+    """Submit a request, and return the common fields of its answer.
+
+    Raises RequestError if the prompt is too long or the queue is full.
+    """
     service, options = service_of(request), prepared.options.without_texts()
     warn(request, prepared.warnings)
     _warn_of_cache(request, prepared)
@@ -354,7 +365,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
 
 
 def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
-    """Return a function that makes readers of an answer, without the reasoning that the client does not want."""
+    """Return a function that makes readers of an answer. They leave the reasoning out if the client does not want it."""
     if prepared.turn is None:
         return Plain
     read, options = prepared.turn.chat.shown_reader, prepared.options
@@ -363,7 +374,7 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
 
 
 def _warn_of_cache(request: Request, prepared: Prepared) -> None:
-    """Warn a client whose requests do not mention the cache, once, how many tokens it would have saved."""
+    """Tell a client once how many tokens the cache would have saved, if its requests never mention the cache."""
     service, options = service_of(request), prepared.options
     submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
@@ -382,14 +393,15 @@ REPEATED = (
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 Opening = Callable[[Request, Any], ReplyFormat | None]
 """Returns the reply of a request's stream until its model is loaded; None: the answer is not streamed."""
-PATIENCE = 0.25  # s that a first load may take, or fail in, before a stream begins without its model
+PATIENCE = 0.25  # seconds: if a first load takes longer, the stream begins before its model is loaded
 
 
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
-    """Return a handler that reads the body first, and then streams or collects an answer that is generated.
+    """Wrap a handler: read the body, load the model, call the handler, and then stream or collect the generated answer.
 
-    chooses: the model that the body names is loaded. A decoded body is freed when the handler returns: it takes some 20
-    times the memory of its JSON, and an answer may take minutes.
+    opening: makes the reply of a stream that begins before its model is loaded. chooses: whether to load the model that
+    the body names. A decoded body is freed when the handler returns: it takes about 20 times the memory of its JSON,
+    and an answer may take minutes.
     """
 
     @wraps(handler)
@@ -417,7 +429,10 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
 
 def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
-    """Return the common fields of an answer whose model is not loaded yet. kind: of its id. Raises RequestError."""
+    """Return the common fields of an answer whose model is not loaded yet.
+
+    Raises RequestError. kind: the prefix of the answer's id.
+    """
     asked.check()
     state, name = request.app.state.app, _name_in(request, asked)
     shown = (state.settings.any_model and asked.model) or state.models.find(name).name
@@ -425,7 +440,7 @@ def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
 
 
 def _in_session(request: Request, asked: R) -> R:
-    """Return a body with the session that a header names, unless the body names one."""
+    """Return the body with the session that a header names. A session that the body names stays."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
     if not session or not isinstance(asked, Options) or asked.session_id is not None:
         return asked
@@ -433,7 +448,10 @@ def _in_session(request: Request, asked: R) -> R:
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return the result of a handler, unless an equal body was just found to be too long. Raises RequestError."""
+    """Return the result of a handler. If an equal body was recently found to be too long, refuse it.
+
+    Raises RequestError.
+    """
     if not isinstance(asked, Options):
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
@@ -451,7 +469,7 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:
-    """Return the answer of a submitted request, streamed or whole."""
+    """Return the answer of a submitted request, as a stream or whole."""
     envelope, generations = reply.envelope, reply.envelope.generations
     if envelope.options.stream:
         return EventStream(request, reply)
@@ -467,7 +485,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel it and raise RequestError 499."""
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise RequestError 499."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(request))
     try:

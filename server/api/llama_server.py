@@ -1,4 +1,4 @@
-"""llama-server's own routes: health, models, props, slots, metrics, adapters."""
+"""llama-server's own routes: health, models, properties, slots, metrics, adapters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .reply import JsonReply
 
 
 async def adapters(request: Request) -> Response:
-    """List the LoRA adapters, with the scales of requests that set none."""
+    """List the LoRA adapters with their default scales, which apply to requests that set none."""
     adapters = service_of(request).submitter.adapters
     return JsonReply(
         [
@@ -45,7 +45,7 @@ async def adapters(request: Request) -> Response:
 
 
 async def set_adapters(request: Request) -> Response:
-    """Change the scales of requests that set none. Open requests keep their scales."""
+    """Change the default scales of the LoRA adapters. Requests that are open keep their scales."""
     service, bodies = service_of(request), request.app.state.app.bodies
     with Reservation(bodies) as room:
         body = (await bodies.read(request, room)).removeprefix(MARK)
@@ -59,7 +59,7 @@ async def set_adapters(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Show llama-server's properties and every setting; for an encoder, those that it has."""
+    """Show llama-server's properties and every setting. For an encoder, show those that apply to it."""
     vectors, service = vectors_of(request), loaded_of(request).service
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
@@ -96,7 +96,10 @@ COSTS = {"recompute_last": "rest"}  # `/props` has older names
 
 
 def _device(service: Service) -> Fields:
-    """Return the device that computes, its times if it was timed, and its costs: null for a threshold never reached."""
+    """Return the device that computes, its times if they were measured, and its costs.
+
+    A cost is null if it is a threshold that is never reached.
+    """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}
     return {
@@ -110,13 +113,13 @@ def _device(service: Service) -> Fields:
 
 
 def _part(part: DevicePart) -> Fields:
-    """Return a device's share of the model; null for sizes that llama.cpp does not report."""
+    """Return a device's share of the model. A size that llama.cpp does not report is null."""
     uses = {name: getattr(part.use, name, None) for name in ("weights", "kv", "compute")}
     return {**asdict(part.device), "layers": part.layers, **uses}
 
 
 def _drafts(service: Service) -> Fields:
-    """Return the mode of requests without `draft`, and why it is off although --draft asks for more."""
+    """Return how requests without `draft` are drafted, and if drafts are off in spite of --draft, the reason."""
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
@@ -127,20 +130,20 @@ def _drafts(service: Service) -> Fields:
 
 
 async def change_props(request: Request) -> Response:
-    """Refuse to change properties, or change nothing where --props allows it, as llama-server does."""
+    """Refuse to change properties. With --props, accept the request but change nothing, as llama-server does."""
     if not service_of(request).settings.props:
         raise RequestError("this server was started without --props", status=501)
     return JsonReply({"success": True})
 
 
 async def models(request: Request) -> Response:
-    """List the served models and the models for vectors and scores, for OpenAI's clients and for Ollama's."""
+    """List the served models and the models for vectors and scores, in a form for OpenAI's and for Ollama's clients."""
     data = _all_models(request)
     return JsonReply({"models": [_as_ollama(str(entry["id"]), request) for entry in data], "object": "list", "data": data})
 
 
 async def model(request: Request) -> Response:
-    """Show a model by one of its names."""
+    """Show a model. Any of its names finds it."""
     name, data = request.path_params["id"], _all_models(request)
     for entry in data:
         if name in (entry["id"], *entry["aliases"]):  # type: ignore[misc]
@@ -151,14 +154,14 @@ async def model(request: Request) -> Response:
 
 
 def _all_models(request: Request) -> list[Fields]:
-    """Return OpenAI's object for each model."""
     return [one for entry in models_of(request).entries.values() for one in _listing(request, entry)]
 
 
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
-    """Return OpenAI's objects of a model and of those beside it, with llama-server's status if several models are served.
+    """Return OpenAI's objects for a model and the models beside it.
 
-    `n_ctx` of the served one is the limit of a request.
+    If several models are served, they have llama-server's status. `n_ctx` of the served model is the limit of a
+    request.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -181,7 +184,7 @@ def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
-    """Load a model in its turn; try one that failed again."""
+    """Load a model when its turn comes. A model that failed is tried again."""
     models = _several(request)
     entry = models.find(asked.model)
     models.retry(entry)
@@ -192,7 +195,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 
 
 async def unload_model(request: Request, asked: ModelAction) -> Response:
-    """Unload a model once its running requests are answered. Its KV stays in host memory and on disk."""
+    """Unload a model once its running requests are finished. Its KV stays in host memory and on disk."""
     models = _several(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:
@@ -252,13 +255,13 @@ class ModelAction(Struct, frozen=True):
 
 
 class FileName(Struct):
-    """The body of save and restore."""
+    """The body of the actions `save` and `restore` on a slot."""
 
     filename: str
 
 
 async def act(request: Request) -> Response:
-    """Save, restore or erase the history of a slot, by the query's `action`."""
+    """Save, restore or erase the history of a slot, as `?action=` says."""
     service = service_of(request)
     number = _number(service, request.path_params["id"])
     action = request.query_params.get("action")
@@ -277,7 +280,7 @@ async def act(request: Request) -> Response:
 
 
 async def _move(service: Service, action: str, number: int, path: Path) -> Fields:
-    """Save or restore a slot; return the answer's fields."""
+    """Save or restore a slot, and return the fields of the answer."""
     store = service.view.slot_store
     about: Fields = {"id_slot": number, "filename": path.name}
     if action == "save":
@@ -322,7 +325,7 @@ async def health(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """List the slots, without any text. `?fail_on_no_slot=1`: an error if all are busy."""
+    """List the slots, without any text. With `?fail_on_no_slot=1` the answer is an error if all slots are busy."""
     service = service_of(request)
     _check_shown(service.settings.slots, "--slots")
     slots = await service.view.slots()
@@ -333,7 +336,7 @@ async def slots(request: Request) -> Response:
 
 
 def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
-    """Return a slot with llama-server's fields, and with ours. An idle slot shows little of its last request."""
+    """Return a slot with llama-server's fields and with ours. An idle slot shows little of its last request."""
     task = slot.task
     fields: Fields = {
         "id": slot.id,

@@ -1,4 +1,4 @@
-"""Anthropic's messages: blocks in, blocks and events out, and the count of tokens."""
+"""Anthropic's Messages: content blocks in, blocks and events out, and the count of tokens."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from .stream import early_of
 # ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
 
 ChatMessages = list[dict[str, JsonValue]]
-FAILED = "Error: "  # before the result of a tool that failed: templates have no other place for that
+FAILED = "Error: "  # precedes the result of a tool that failed, since templates have no field for failures
 
 
 class CacheControl(Struct, frozen=True):
-    """A point up to which a prompt may be cached. ttl: how long it is pinned; without one, it is not."""
+    """A point up to which a prompt may be cached. ttl: how long the prompt is pinned; None: it is not pinned."""
 
     type: Literal["ephemeral"]
     ttl: str | None = None
 
 
 class BlocksMessage(Struct, frozen=True):
-    """A message of the user, with results of tools, or of the model. content: a text or blocks, maybe of another server.
+    """A message of the user, which may have results of tools, or a message of the model.
 
-    documents: as in a message of a chat.
+    content: a text or blocks; another server may have made the blocks. documents: as in a message of a chat.
     """
 
     role: JsonValue = None
@@ -55,9 +55,10 @@ class BlocksMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
-    """Return the messages of a chat. orders_documents: blocks with documents become ordered documents, and else texts.
+    """Return the messages as a chat has them. Raises RequestError.
 
-    Other blocks stay parts of contents, which `content.take` reads. Raises RequestError.
+    orders_documents: blocks with documents become documents that may be reordered; otherwise they become texts. All
+    other blocks stay in the contents, and `content.take` reads them.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -78,7 +79,7 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
 
 
 def _check_question(role: JsonValue, content: JsonValue, where: str) -> None:
-    """Raise RequestError for a question that cannot be read: for its role, or for a block of the user."""
+    """Raise RequestError for a question with an unknown role, or with a block of the user that cannot be read."""
     if role not in ROLES:
         expected, got = ", ".join(ROLES), reprlib.repr(role)
         raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
@@ -98,9 +99,9 @@ def _kind(block: JsonValue) -> JsonValue:
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
-    """Return the messages made from one, with its `documents`: at its last text, or else at its last result of a tool.
+    """Return the messages made from one message, with its `documents`. Raises RequestError.
 
-    Raises RequestError.
+    The documents belong to the message's last text, or else to its last tool result.
     """
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
@@ -114,22 +115,26 @@ BILLING = re.compile(r"(x-anthropic-billing-header:)(?:[ \t]{0,8}\w{1,64}=[^;\s]
 
 
 def system_text(system: str | list[JsonValue]) -> JsonValue:
-    """Return the content of the system's message."""
+    """Return the content of the system message."""
     if isinstance(system, str):
         return _same_bill(system)
     return _parts([block if (text := _text(block)) is None else _same_bill(text) for block in system])
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system; of Claude Code's billing line at its start, only the name stays.
+    """Return a text of the system prompt. If it starts with Claude Code's billing line, only the line's name stays.
 
-    The line has a version for each session and a checksum for each request: no text after it would be reused.
+    The line contains a version for each session and a checksum for each request. With it, no later text could be
+    reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
 
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
-    """Return the field of a message that marks its end, if any block has `cache_control`: the longest time counts."""
+    """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
+
+    If there are several, the longest time counts.
+    """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
     longest = max(_controls(within), key=lambda control: seconds_of(control.get("ttl")), default=None)
@@ -145,7 +150,7 @@ def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
 
 
 def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
-    """Return the message of the model."""
+    """Return the model's message that the blocks make."""
     parts: list[JsonValue] = []
     reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
@@ -166,7 +171,7 @@ def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 def _thought(block: dict[str, JsonValue]) -> str:
-    """Return the reasoning of a block: its text, or what this server sealed."""
+    """Return the reasoning in a block: its text, or the text that this server sealed."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
@@ -174,12 +179,15 @@ def _thought(block: dict[str, JsonValue]) -> str:
 
 
 def _is_lost(block: JsonValue) -> bool:
-    """Whether a block has its reasoning in a seal alone, and that cannot be read."""
+    """Return whether a block's reasoning is only in a seal, and the seal cannot be read."""
     return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
 
 
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
-    """Yield the messages of the user: a message for each result of a tool, and for the texts between them."""
+    """Yield the messages that a user's blocks make.
+
+    There is one message for each tool result, and one for the texts between two results.
+    """
     parts: list[JsonValue] = []
     documents: list[dict[str, str]] = []
 
@@ -213,7 +221,7 @@ def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, Js
 
 
 def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
-    """Add a block to the parts of its message, as a text if it is one; or to the documents, if they are ordered."""
+    """Add a block to the parts of its message, or to `documents` if it is a document and `documents` is given."""
     if block is None:
         return
     document = _document(block)
@@ -228,7 +236,7 @@ def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, st
 
 
 def _text(block: JsonValue) -> str | None:
-    """Return the text of a block of text; None for any other block."""
+    """Return the text of a block of type text; None for any other block."""
     match block:
         case str(text) | {"type": "text", "text": str(text)}:
             return text
@@ -236,7 +244,7 @@ def _text(block: JsonValue) -> str | None:
 
 
 def _document(block: JsonValue) -> dict[str, str] | None:
-    """Return the document in a block; None if there is none, or if it is no text."""
+    """Return the document in a block; None if the block has none, or if the document is not text."""
     match block:
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             pass
@@ -258,7 +266,7 @@ def _joined(content: JsonValue) -> str:
 
 
 def _shown(document: dict[str, str]) -> str | None:
-    """Return a document as the text that it has in prompts; None for one that cannot be used."""
+    """Return a document as its text in a prompt; None if it cannot be used."""
     try:
         return document_text(Document.parse(document))
     except DocumentError:
@@ -274,7 +282,7 @@ def _parsed(document: dict[str, str], where: str) -> None:
 
 
 def _parts(parts: Sequence[JsonValue]) -> JsonValue:
-    """Return texts and other parts as a content: one text as it is, all else as parts."""
+    """Return texts and other parts as a content. A single text stays a text; anything else becomes a list of parts."""
     if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
         return parts[0] if parts else ""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -291,7 +299,10 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     cache_control: CacheControl | None = None
 
     def for_chat(self, where: str) -> dict[str, JsonValue]:
-        """Return the tool as a chat has it; a tool without a schema is one that another server runs. Raises RequestError."""
+        """Return the tool in the form of a chat. Raises RequestError.
+
+        A tool without a schema is one that some other server would run.
+        """
         if self.input_schema is None:
             if self.type in (None, "custom"):
                 raise RequestError(f"{where}.input_schema: expected a JSON schema", param=f"{where}.input_schema")
@@ -302,13 +313,13 @@ class ClientTool(Struct, frozen=True, kw_only=True):
 
 
 class MessagesChoiceFields(ToolChoiceFields):
-    """The fields of a `tool_choice` of Messages, with the switch for several calls in one answer."""
+    """The fields of `tool_choice` in Messages. One of them forbids several calls in one answer."""
 
     disable_parallel_tool_use: JsonValue = None
 
 
 class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
-    """`POST /v1/messages/count_tokens`: the fields that make the prompt."""
+    """`POST /v1/messages/count_tokens`: the fields that determine the prompt."""
 
     OPEN: ClassVar[Mapping[str, type[Struct]]] = {"tool_choice": MessagesChoiceFields}
 
@@ -348,7 +359,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         return (*super().unused(), about)
 
     def chat(self) -> ChatRequest:
-        """Return the chat. Raises RequestError."""
+        """Return the request as a chat. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
         shared["chat_template_kwargs"] = self._variables() | self.chat_template_kwargs
@@ -393,14 +404,15 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
 
     @property
     def _orders_documents(self) -> bool:
-        """Whether blocks with documents become documents: if a field is given that has no effect on texts."""
+        """Whether blocks with documents become documents that may be reordered.
+
+        They do if a field is given that affects only such documents.
+        """
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
 
 
 class MessagesRequest(MessagesCountRequest, frozen=True, kw_only=True):
-    """`POST /v1/messages`, which demands `max_tokens`."""
-
     def check(self) -> None:
         super().check()
         if self.max_tokens is None or self.max_tokens < 1:
@@ -412,7 +424,7 @@ def _is_about_reasoning(edit: JsonValue) -> bool:
 
 
 async def count(request: Request, asked: MessagesCountRequest) -> Response:
-    """Count the prompt of Anthropic's Messages."""
+    """Count the tokens of the prompt of Anthropic's Messages."""
     return JsonReply(await count_prompt(request, await beside_others(request, asked.chat)))
 
 
@@ -428,7 +440,7 @@ DELTAS = {
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: the id and the name of a call. sealed: its text is in the signature alone."""
+    """One block of the content. named: a call's id and name. sealed: the block's text is only in its signature."""
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -440,7 +452,7 @@ class _OpenBlock:
         return self._with({}, "", "")
 
     def whole(self) -> Fields | None:
-        """Return the block; None for a call that was cut: with an empty input it would be another call."""
+        """Return the block; None for a call that was cut. With an empty input it would be a different call."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
         return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
@@ -458,19 +470,20 @@ class _OpenBlock:
 
 
 class MessagesReply:
-    """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` counts the cached ones.
+    """The replies of `/v1/messages`.
 
-    shows_reasoning: false seals the text of reasoning in the signature, in which it comes back with the history. has_begun:
-    the stream has sent `message_start`, before its model was loaded.
+    num_prompt: the prompt's tokens for `message_start`; only `message_delta` knows how many of them were cached.
+    shows_reasoning: if false, the text of reasoning is sent only inside the signature, which the client sends back with
+    the history. has_started: the stream sent `message_start` before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
         self.envelope, self._reader = envelope, envelope.reader()
         self.has_started = has_started
-        self._late_notes: Fields = envelope.notes() if has_started else {}  # else `message_start` has them
+        self._late_notes: Fields = envelope.notes() if has_started else {}  # otherwise `message_start` has the notes
         self._num_prompt, self._shows_reasoning = num_prompt, shows_reasoning
         self._blocks: list[_OpenBlock] = []
-        self._is_open = False  # the last block
+        self._is_open = False  # whether the last block is open
 
     def begin(self) -> list[bytes]:
         return [] if self.has_started else self.ping()
@@ -569,7 +582,7 @@ class MessagesReply:
         return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
     def _costs(self, end: End) -> Fields:
-        """Return the usage of the whole answer, and our own `slotcache` beside it."""
+        """Return the usage of the whole answer, and our own `slotcache`."""
         report = end.report
         # The last token of a prompt is always computed, so it counts as neither read nor written.
         num_created = max(report.num_prompt - report.num_cached - 1, 0) if self.envelope.caches else 0
@@ -583,7 +596,10 @@ class MessagesReply:
 
 
 def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
-    """Return the usage, with the prompt's tokens in three parts: read from the cache, written to it, and the others."""
+    """Return the usage.
+
+    The prompt's tokens are divided into those read from the cache, those written to it, and the rest.
+    """
     return {
         "input_tokens": num_prompt - num_cached - num_created,
         "cache_read_input_tokens": num_cached,
@@ -600,7 +616,7 @@ def opening(request: Request, asked: MessagesRequest) -> ReplyFormat | None:
 
 
 async def create(request: Request, asked: MessagesRequest) -> ReplyFormat:
-    """Answer as Anthropic's Messages do."""
+    """Answer a request of Anthropic's Messages."""
     chat = await beside_others(request, asked.chat)
     envelope = begin_answer(request, await prepare(request, chat, kind="msg_"))
     (answered, *_) = envelope.generations

@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, embed; lines of JSON."""
+"""Ollama's API: chat, generate and embed. An answer is one line of JSON for each piece, or one object."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ KeepAlive = float | str
 
 
 class OllamaMessage(Struct, frozen=True):
-    """A message. tool_name, name: the tool whose result it is. images: refused in the last message, else as in a chat.
+    """A message.
 
-    `content.take` reads what Ollama's messages do not have.
+    tool_name, name: the tool whose result the message has. images: refused in the last message, and elsewhere treated
+    as in a chat. `content.take` reads what Ollama's messages do not have.
     """
 
     role: JsonValue = None
@@ -53,9 +54,9 @@ class OllamaMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
-    """Return the messages of a chat. Raises RequestError for an image in the question."""
+    """Return the messages as a chat has them. Raises RequestError for an image in the question."""
     messages: ChatMessages = []
-    names: dict[str, JsonValue] = {}  # of the called functions, by the ids of the calls
+    names: dict[str, JsonValue] = {}  # names of the called functions, by the ids of the calls
     for at, message in enumerate(said):
         made: dict[str, JsonValue] = {"role": message.role, "content": message.content}
         if message.images:
@@ -82,7 +83,10 @@ def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
 
 
 def _call(call: JsonValue) -> JsonValue:
-    """Return a call of Ollama's, whose arguments are an object, as a chat has it; all else as it is."""
+    """Return a call in the form of a chat, since Ollama's calls have an object as arguments.
+
+    Anything else stays unchanged.
+    """
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
             text = msgspec.json.encode(arguments).decode()
@@ -100,7 +104,7 @@ def _names(calls: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 class OllamaFields(ChatFields, frozen=True, kw_only=True):
-    """The common fields of Ollama's chat and generate."""
+    """The fields that Ollama's chat and generate have in common."""
 
     options: OllamaOptions | None = None
     format: JsonValue = None
@@ -123,11 +127,11 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
             raise RequestError("format: another field says what the answer must be, too: send one", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
-        """Return a chat with these fields beside the common ones. Raises RequestError."""
+        """Return a chat with the common fields and these fields. Raises RequestError."""
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
-        """Return these fields with the options among them. Raises RequestError."""
+        """Return the fields of these names, and the options. Raises RequestError."""
         self.check()
         given = {name: getattr(self, name) for name in names} | {"stream": self.stream is not False}
         if self.format not in (None, ""):
@@ -136,19 +140,25 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 
 
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
-    """`POST /api/chat`. Without messages the model is loaded, or unloaded. tool_choice: Ollama has none."""
+    """`POST /api/chat`.
+
+    A request without messages only loads or unloads the model. tool_choice: a field that Ollama lacks.
+    """
 
     messages: tuple[OllamaMessage, ...] = ()
     tools: list[dict[str, JsonValue]] | None = None
     tool_choice: str | dict[str, JsonValue] | None = None
 
     def chat(self) -> ChatRequest:
-        """Return the chat. Raises RequestError."""
+        """Return the request as a chat. Raises RequestError."""
         return self.for_chat(messages=messages_of(self.messages), tools=self.tools, tool_choice=self.tool_choice)
 
 
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
-    """`POST /api/generate`. raw: the prompt is complete, without a chat template. suffix: the text after the answer."""
+    """`POST /api/generate`.
+
+    raw: the prompt is complete, so no chat template is applied. suffix: the text after the answer.
+    """
 
     prompt: str = ""
     suffix: str = ""
@@ -160,7 +170,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # fields for a template
+        of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # they need a template
         for is_wrong, param, message in (
             (self.images, "images", unsupported("image")),
             (self.context, "context", "no answer has one here: send the history to /api/chat"),
@@ -175,21 +185,21 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
 
     @property
     def is_text(self) -> bool:
-        """Whether no chat template is applied."""
+        """Whether the prompt is used without a chat template."""
         return self.raw or bool(self.suffix)
 
     def chat(self) -> ChatRequest:
-        """Return the chat of one question. Raises RequestError."""
+        """Return the request as a chat of one question. Raises RequestError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.for_chat(messages=[*system, {"role": "user", "content": self.prompt}])
 
     def text(self) -> TextRequest:
-        """Return the text completion. Raises RequestError."""
+        """Return the request as a text completion. Raises RequestError."""
         return TextRequest(**self.given(Options.__struct_fields__), prompt=self.prompt, suffix=self.suffix or None)
 
 
 class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /api/embed`. truncate: a text that is too long is cut at its end."""
+    """`POST /api/embed`. truncate: whether a text that is too long is cut at its end."""
 
     input: str | list[str] = ""
     truncate: bool = True
@@ -199,8 +209,6 @@ class EmbedRequest(VectorRequest, frozen=True, kw_only=True):
 
 
 class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /api/embeddings`, the older form."""
-
     prompt: str = ""
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
@@ -215,7 +223,10 @@ LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is kept for e
 
 
 def seconds_of(given: KeepAlive) -> float:
-    """Return the seconds of a duration: a number, or as Go writes it, such as 1h30m. Below 0: inf. Raises RequestError."""
+    """Return a duration in seconds; inf for a negative duration. Raises RequestError.
+
+    given: a number of seconds, or a duration in Go's form, such as 1h30m.
+    """
     if isinstance(given, str):
         text = given.removeprefix("-")
         if not text or len(text) > MOST_WRITTEN or DURATION.sub("", text):
@@ -237,7 +248,10 @@ Said = dict[str, JsonValue]
 
 
 class OllamaReply:
-    """The replies of `/api/chat` and `/api/generate`. has_message: the text is in a message. began: in s."""
+    """The replies of `/api/chat` and `/api/generate`.
+
+    has_message: the text is inside a message, as in a chat. began: when the request began, by `perf_counter`.
+    """
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
         self.envelope, self._began, self._has_message = envelope, began, has_message
@@ -282,7 +296,10 @@ class OllamaReply:
         return [*self._parts(self._reader.finish(end.is_cut)), *self._called()]
 
     def _parts(self, fragments: Sequence[Fragment]) -> Iterator[Said]:
-        """Yield the parts that the fragments settle. A call is sent when it is whole; a cut one is dropped."""
+        """Yield the parts that are complete with these fragments. A call is sent when it is whole.
+
+        A call that was cut is dropped.
+        """
         for fragment in fragments:
             match fragment:
                 case CallArguments(_, text) if self._call:
@@ -308,7 +325,7 @@ class OllamaReply:
         return encode(self._body(part, costs)) + b"\n"
 
     def _body(self, part: Said, costs: Fields | None = None) -> Fields:
-        """Return an object of the answer. costs: of the last object."""
+        """Return an object of the answer. costs: the further fields of the last object."""
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
         body: Fields = {"model": self.envelope.model, "created_at": written()}
@@ -318,7 +335,7 @@ class OllamaReply:
         return body | (costs or {"done": False})
 
     def _costs(self, end: End) -> Fields:
-        """Return the end of an answer: times in ns, and our own `slotcache` beside them."""
+        """Return the last fields of an answer: times in ns, and our own `slotcache`."""
         report = end.report
         return {
             "done": True,
@@ -334,7 +351,7 @@ class OllamaReply:
 
 
 def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> ReplyFormat | None:
-    """Return the reply of a stream until its model is loaded; None for a request that only loads the model."""
+    """Return the reply of a stream that begins before its model is loaded; None if the request only loads the model."""
     has_message = isinstance(asked, OllamaChatRequest)
     if asked.stream is False or not (asked.messages if has_message else asked.prompt or asked.suffix):
         return None
@@ -342,7 +359,7 @@ def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> Rep
 
 
 async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFormat:
-    """Answer as Ollama's chat does."""
+    """Answer a request of Ollama's chat."""
     began = perf_counter()
     name = check_model(request, asked.model, service_of(request).model, "chat")
     if not asked.messages:
@@ -353,7 +370,7 @@ async def chat(request: Request, asked: OllamaChatRequest) -> Response | ReplyFo
 
 
 async def generate(request: Request, asked: GenerateRequest) -> Response | ReplyFormat:
-    """Answer as Ollama's generate does."""
+    """Answer a request of Ollama's generate."""
     began = perf_counter()
     name = check_model(request, asked.model, service_of(request).model, "generate")
     if not (asked.prompt or asked.suffix):
@@ -364,7 +381,7 @@ async def generate(request: Request, asked: GenerateRequest) -> Response | Reply
 
 
 def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began: float, name: str) -> OllamaReply:
-    """Return the reply of a submitted request, with the name that the request has for its model."""
+    """Return the reply of a submitted request. The answer uses the name that the request has for its model."""
     if asked.keep_alive is not None:
         service_of(request).engine.sleep.keep(seconds_of(asked.keep_alive))
     envelope = replace(envelope, model=name, media_type=NDJSON)
@@ -372,7 +389,7 @@ def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began:
 
 
 def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -> Response:
-    """Answer a request without a question: it loads the model, or with a keep_alive of 0 lets it sleep."""
+    """Answer a request without a question. It loads the model, or unloads it if keep_alive is 0."""
     asked.check()
     _note(request, asked)
     sleep, seconds = service_of(request).engine.sleep, None if asked.keep_alive is None else seconds_of(asked.keep_alive)
@@ -385,7 +402,7 @@ def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -
 
 
 def _note(request: Request, asked: OllamaFields) -> None:
-    """Warn of fields that have no effect. Raises RequestError for a duration that cannot be read."""
+    """Warn about fields that have no effect. Raises RequestError for an unreadable duration."""
     service = service_of(request)
     limit, wanted = service.submitter.limit, asked.options.num_ctx if asked.options else None
     if wanted is not None and wanted > limit:
@@ -404,20 +421,20 @@ def _notes(request: Request) -> Fields:
 
 
 async def embed(request: Request, asked: EmbedRequest) -> Response:
-    """Return the vectors of texts as Ollama does."""
+    """Return the vectors of texts in Ollama's form."""
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     made = EmbeddingRequest(input=texts if asked.input else [], truncate=asked.truncate, dimensions=asked.dimensions or None)
     return await _embed(request, asked, made, b'"embeddings":[%b]')
 
 
 async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
-    """Return the vector of a text as Ollama's older route does, at the length that the model gave it."""
+    """Return the vector of a text in the form of Ollama's older route. The vector is not normalised."""
     made = EmbeddingRequest(input=[asked.prompt] if asked.prompt else [], truncate=True, embd_normalize=-1)
     return await _embed(request, asked, made, b'"embedding":%b')
 
 
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
-    """Answer with the vectors of `made`. field: the answer's field for them."""
+    """Answer with the vectors of `made`. field: the template of the answer's field for the vectors."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload

@@ -1,4 +1,4 @@
-"""The models, as Ollama's clients list, show and name them."""
+"""The models as Ollama's clients list, show and name them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ..service.service import Service
 from .endpoint import models_of
 from .reply import JsonReply, encode
 
-API_VERSION = "0.13.5"  # of the Ollama whose fields these are: clients compare it
+API_VERSION = "0.13.5"  # the version of Ollama that has these fields; clients compare it
 NDJSON = "application/x-ndjson"
 FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
-    """`POST /api/show` and `/api/pull`: a model by its name. The other fields change nothing here."""
+    """`POST /api/show` and `/api/pull`: the name of a model. The other fields have no effect here."""
 
     model: str = ""
     name: str = ""
@@ -41,7 +41,7 @@ class ModelName(Struct, frozen=True, kw_only=True):
 
 
 def written(time: datetime | None = None) -> str:
-    """Return a time, by default now, as Ollama writes it."""
+    """Return a time in Ollama's form. time: None for the present time."""
     return (time or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
@@ -49,12 +49,12 @@ HERE = "models come here by the command line: slotcache serve -m FILE, --models-
 
 
 def tagged(name: str) -> str:
-    """Return a model's name with a tag, as Ollama lists it."""
+    """Return a model's name with a tag, as Ollama lists models."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _known(request: Request) -> dict[str, Model]:
-    """Return the models that generate or embed, by each of their names."""
+    """Return the models that generate text or make vectors, under each of their names."""
     known: dict[str, Model] = {}
     for _, vectors in _opened(request):
         for name, model in vectors.models().items():
@@ -65,17 +65,17 @@ def _known(request: Request) -> dict[str, Model]:
 
 
 def _opened(request: Request) -> list[tuple[Service | None, Vectors]]:
-    """Return the service and the vectors of each loaded model. Raises RequestError 503 while the first one loads."""
+    """Return the service and the vectors of each loaded model. Raises RequestError 503 while the first model loads."""
     return [(loaded.service, loaded.vectors) for loaded in models_of(request).opened()]
 
 
 def _never_loaded(request: Request) -> list[ModelEntry]:
-    """Return the models that were not loaded yet, of several that share the device."""
+    """Return the models that have not been loaded yet, if several models share the device."""
     return [entry for entry in request.app.state.app.models.entries.values() if entry.loaded is None]
 
 
 def _find(request: Request, name: str | None, usual: Model) -> Model:
-    """Return the model of this name. usual: the one for any name, with --any-model. Raises RequestError."""
+    """Return the model of this name. Raises RequestError. usual: with --any-model, the result for an unknown name."""
     if not name:
         raise RequestError("model is required", param="model")
     known = _known(request)
@@ -90,12 +90,12 @@ def _find(request: Request, name: str | None, usual: Model) -> Model:
 
 
 def _unread(request: Request, name: str) -> ModelEntry | None:
-    """Return the model of this name, if it was not loaded yet."""
+    """Return the model of this name if it has not been loaded yet."""
     return next((entry for entry in _never_loaded(request) if tagged(entry.name) == tagged(name)), None)
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return the name of a model. act: what it is wanted for. Raises RequestError if it is not the wanted one."""
+    """Return the name of a model. Raises RequestError if it is not the wanted model. act: what the model is wanted for."""
     if _find(request, name, wanted) is not wanted:
         able = next(each for each, model in _known(request).items() if model is wanted)
         raise RequestError(f"{name!r} does not support {act} here: expected {able}", param="model")
@@ -119,7 +119,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 
 def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. digest: of its files' sizes and times, not of their contents."""
+    """Return a model as Ollama lists it. The digest is made of the sizes and times of its files, not of their contents."""
     stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -153,19 +153,22 @@ def _info(model: Model, context: int) -> Fields:
 
 
 def _length(request: Request, model: Model) -> int:
-    """Return the tokens that a request may have."""
+    """Return the most tokens that a request may have."""
     service = _service_with(request, model)
     return service.submitter.limit if service is not None else model.context_train
 
 
 async def tags(request: Request) -> Response:
-    """List the models by their names, for Ollama's clients."""
+    """List the models in the form of Ollama's clients."""
     known = [_listed(name, model) for name, model in _known(request).items()]
     return JsonReply({"models": [*known, *[await _listed_unread(request, entry) for entry in _never_loaded(request)]]})
 
 
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
-    """Return a model that was not loaded yet as Ollama lists it, from the head of its file if that can be read."""
+    """Return a model that has not been loaded, as Ollama lists it.
+
+    The facts come from the head of its file, if readable.
+    """
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
         return head.facts["listed"]
@@ -176,7 +179,10 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
 
 
 def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
-    """Return a model that was not loaded yet as it is listed, and as it is shown. model: the head of its file."""
+    """Return a model that has not been loaded, once as Ollama lists it and once as Ollama shows it.
+
+    model: the head of its file.
+    """
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     most = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
     trained = model.context_train
@@ -196,7 +202,7 @@ def _thinks(source: str, model: Model) -> bool:
 
 
 async def show(request: Request, asked: ModelName) -> Response:
-    """Show a model to Ollama's clients."""
+    """Show a model in the form of Ollama's clients."""
     name, state = asked.model or asked.name, request.app.state.app
     if (entry := _unread(request, name)) is not None:
         head = await state.models.look(entry, partial(_described_unread, entry))
@@ -222,7 +228,7 @@ def _shown(model: Model, listed: Fields) -> Fields:
 
 
 async def ps(request: Request) -> Response:
-    """List the models that are in memory, for Ollama's clients."""
+    """List the models that are in memory, in the form of Ollama's clients."""
     opened = _opened(request)
     workers = (worker for _, vectors in opened for worker in vectors.workers)
     left = {id(worker.embedder.model): worker.seconds_left for worker in workers if not worker.is_asleep}
@@ -239,12 +245,12 @@ async def ps(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """Return the versions of Ollama's API, as it is here, and of this server."""
+    """Return the version of Ollama's API that this server follows, and the version of this server."""
     return JsonReply({"version": API_VERSION, "slotcache": VERSION})
 
 
 async def pull(request: Request, asked: ModelName) -> Response:
-    """Do nothing for a model that is served; for another one say how models get here."""
+    """Do nothing if the model is served already. For any other model, explain how to get models."""
     name = asked.model or asked.name
     try:
         if _unread(request, name) is None:
@@ -255,18 +261,18 @@ async def pull(request: Request, asked: ModelName) -> Response:
 
 
 async def refuse(request: Request) -> Response:
-    """Refuse to change the models, and say how they get here."""
+    """Refuse to change the models, and explain how to get models."""
     raise RequestError(f"this server makes, copies and deletes no models: {HERE}")
 
 
 def asks_whether_it_runs(request: Request) -> bool:
-    """Whether `/` is asked for by a client of Ollama, which takes JSON, and not by a browser."""
+    """Return whether a request for `/` comes from a client of Ollama, which accepts JSON, and not from a browser."""
     accepted = request.headers.get("accept", "")
     return "application/json" in accepted and "text/html" not in accepted
 
 
 async def greet(request: Request) -> Response:
-    """Answer Ollama's clients that the server runs; there is no page for others."""
+    """Tell Ollama's clients that the server runs. There is no page for other clients."""
     if not asks_whether_it_runs(request):
         raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")

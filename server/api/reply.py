@@ -1,4 +1,4 @@
-"""The parts of answers: common fields, usage, probabilities; events and whole bodies."""
+"""The parts of answers: common fields, usage, probabilities, events and whole bodies."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ Piece = Callable[[int], bytes]
 
 
 class Probabilities:
-    """Writes the tokens of one choice. Joined, the texts of its tokens are the answer.
+    """Writes the tokens of one choice with their probabilities. The texts of the tokens, joined, are the answer.
 
-    piece: the bytes of a token. after: probabilities are those after the samplers, and written as such, not as logarithms.
-    num_prompt: how many of the first tokens are the prompt's. spelling: the bytes of a control token in a prompt.
+    piece: returns the bytes of a token. after: the probabilities are those after the samplers, and are written as
+    probabilities, not as logarithms. num_prompt: how many of the first tokens belong to the prompt. spelling: returns
+    the bytes of a control token in a prompt.
 
-    A token that ends within a character has no text; the token that completes the character has it whole. A token in which
-    a stop string begins has only the text before that string.
+    A character may consist of several tokens. Then the last of these tokens has the whole character as its text, and
+    the tokens before it have none. If a stop string begins in a token, the token's text ends before the stop string.
     """
 
     def __init__(self, piece: Piece, after: bool = False, num_prompt: int = 0, spelling: Piece | None = None) -> None:
@@ -46,14 +47,14 @@ class Probabilities:
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def entries(self, delta: Delta) -> list[Raw]:
-        """Return the next tokens, an object each: OpenAI's fields for chats, and llama-server's `id`.
+        """Return one object for each of the next tokens, with OpenAI's fields for chats and llama-server's `id`.
 
-        Each is encoded at once: JSON takes 84 bytes a listed token, and Python's objects some 400.
+        Each object is encoded at once: JSON takes 84 bytes for each listed token, and Python's objects take about 400.
         """
         return [entry for _, entry in self._with_texts(delta)]
 
     def _with_texts(self, delta: Delta) -> list[tuple[str, Raw]]:
-        """Return the next tokens, each with its part of the text."""
+        """Return the next tokens as JSON, each with its part of the text."""
         last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
             self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
@@ -89,7 +90,10 @@ class Probabilities:
         return {"id": token, "token": text, "bytes": list(piece), name: value}
 
     def of_text(self, delta: Delta) -> tuple[str, Fields]:
-        """Return the next tokens' text, and OpenAI's object for text completions, with llama-server's `content` in it."""
+        """Return the text of the next tokens, and their `logprobs` in OpenAI's form for text completions.
+
+        llama-server's `content` is in this object, too.
+        """
         entries, logprobs = self._with_texts(delta), delta.logprobs
         texts = [text for text, _ in entries]
         offsets: list[int] = []
@@ -105,7 +109,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the most probable tokens by their texts; of two with the same text, the more probable one."""
+        """Return the most probable tokens by their texts. If two have the same text, the more probable one counts."""
         best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
@@ -124,14 +128,16 @@ Spell = Callable[[Generation], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMeta:
-    """The fields that every body of an answer carries. options: the request's, without its texts.
+    """The fields that every body of an answer has, and functions on the answer.
 
-    num_prompts: the answer has `options.n` choices of each. echoes: the prompts' texts, if the answers begin with them.
-    generations: of the choices, in order. reader: makes the reader of a chat's choice. caches: the prompt stays in the
-    cache. verbose: the answer shows its prompt and its options, as in llama-server. warnings: about the request's fields.
-    piece: the bytes of a token. spelling: of a control token, too. prompt_text: returns the text of a computed prompt.
-    abandon: ends an open generation whose client disconnected. disconnect: likewise, but one that is to be finished goes
-    on. keep: stores the whole answer, as JSON, if it is to be stored; for the event loop. media_type: of a stream.
+    options: the fields of the request, without its texts. num_prompts: the number of prompts, each with `options.n`
+    choices. echoes: the prompts' texts, if the answers start with them. generations: one for each choice, in order.
+    reader: makes the reader of a chat's choice. caches: the prompt stays in the cache. verbose: the answer shows its
+    prompt and its options, as in llama-server. warnings: texts about the request's fields. piece: returns the bytes of
+    a token. spelling: like `piece`, and also for control tokens. prompt_text: returns the text of a computed prompt.
+    abandon: ends an open generation. disconnect: ends an open generation, unless it is to go on without its client.
+    keep: stores the whole answer, given as JSON, if it is to be stored; for the event loop. media_type: the type of a
+    stream.
     """
 
     id: str
@@ -156,7 +162,7 @@ class ResponseMeta:
 
     @property
     def num_each(self) -> int:
-        """The choices of each prompt."""
+        """The number of choices for each prompt."""
         return self.options.n or 1
 
     @property
@@ -165,11 +171,11 @@ class ResponseMeta:
 
     @property
     def spell(self) -> Spell | None:
-        """The function that returns the prompts' texts, for an answer that shows them."""
+        """The function that returns the prompts' texts; None if the answer does not show them."""
         return self.prompt_text if self.verbose else None
 
     def probabilities(self) -> list[Probabilities]:
-        """Return the writers of the choices' probabilities."""
+        """Return a writer of probabilities for each choice."""
         return [
             Probabilities(self.piece, self.options.post_sampling_probs, generation.num_echoed, self.spelling)
             for generation in self.generations
@@ -177,31 +183,31 @@ class ResponseMeta:
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the usage."""
+        """Whether the last chunk of a stream has the usage."""
         return self.options.stream_options is not None and self.options.stream_options.include_usage
 
     def notes(self) -> Fields:
-        """Return the fields of a whole answer, or of a stream's last chunk, that only some requests have."""
+        """Return the fields that only some answers have. They are in a whole answer, or in the last chunk of a stream."""
         return {"warnings": self.warnings} if self.warnings else {}
 
     def head(self, kind: str) -> Fields:
-        """Return the first fields of OpenAI's objects. kind: of the object."""
+        """Return the first fields of OpenAI's objects. kind: the value of the field `object`."""
         made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return made | {"system_fingerprint": self.fingerprint}
 
     def progress(self, progress: PromptProgress) -> Fields:
-        """Return the fields of a prompt's progress."""
+        """Return the fields that report how far the prefill is."""
         fields: Fields = {"prompt_progress": asdict(progress)}
         return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
 
     def times(self, index: int, delta: Delta) -> Fields:
-        """Return the times of an answer so far, if they are wanted with each piece of it."""
+        """Return the timings of an answer so far, if the request wants them with each piece."""
         if not self.options.timings_per_token:
             return {}
         return {"timings": self.generations[index].timings(delta.num_generated)}
 
     def usage(self, ends: Sequence[End]) -> Fields:
-        """Return OpenAI's `usage` over all choices; the choices of one prompt count it once."""
+        """Return OpenAI's `usage` over all choices. The choices of one prompt count the prompt once."""
         prompts, reports = ends[:: self.num_each], [end.report for end in ends]
         num_prompt, num_generated = sum(end.report.num_prompt for end in prompts), sum(r.num_generated for r in reports)
         return {
@@ -214,7 +220,7 @@ class ResponseMeta:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """One choice of an answer that is sent whole. deltas: all its pieces, in order."""
+    """One choice of an answer that is sent whole. deltas: all pieces of the choice, in order."""
 
     deltas: tuple[Delta, ...]
     end: End
@@ -232,21 +238,23 @@ class WholeAnswer:
         return tuple(chain.from_iterable(delta.logprobs for delta in self.deltas))
 
     def whole(self) -> Delta:
-        """Return the choice as one piece."""
         return Delta(self.text, self.tokens, self.logprobs, is_last=True, kept=self.end.kept)
 
 
 class ReplyFormat(Protocol):
-    """One API's shape of an answer. Each method but `whole` returns the server-sent events for one event of a choice."""
+    """The form of an answer in one API.
+
+    Each method but `whole` returns the server-sent events for one event of a choice.
+    """
 
     envelope: ResponseMeta
 
     def begin(self) -> list[bytes]:
-        """Begin the answer. Called once, before prefill: the engine may not know the request yet."""
+        """Begin the answer. Called once, before prefill; the engine may not know the request yet."""
         ...
 
     def ping(self) -> list[bytes]:
-        """Return an empty event, for a client that counts only events as signs of life. Called any time after `begin`."""
+        """Return an empty event. Some clients count only events as signs of life. Called at any time after `begin`."""
         ...
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]: ...
@@ -254,30 +262,29 @@ class ReplyFormat(Protocol):
     def delta(self, index: int, delta: Delta) -> list[bytes]: ...
 
     def end(self, index: int, end: End) -> list[bytes]:
-        """End a choice. Its text and its tokens came as a delta before."""
+        """End a choice. The choice's last text and tokens have already been sent as a delta."""
         ...
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
-        """End the answer. Called once, after the last end, with all ends in order of the choices."""
+        """End the answer. Called once, after the end of the last choice. ends: the ends of all choices, in order."""
         ...
 
     def fail(self, error: RequestError) -> list[bytes]:
-        """End the answer with an error; nothing follows."""
+        """End the answer with an error. No event follows."""
         ...
 
     def whole(self, answers: Sequence[WholeAnswer]) -> Fields | list[Fields]:
-        """Return the body of an answer that is not streamed."""
+        """Return the body of an answer that is sent whole."""
         ...
 
 
 def accounts(report: Report) -> Fields:
-    """Return llama-server's `timings`, and our own `slotcache` beside them."""
+    """Return llama-server's `timings` and our own `slotcache` of an answer."""
     fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
     return fields if report.stop is None else fields | {"stopping_word": report.stop}
 
 
 def sse_event(body: Fields, name: str | None = None) -> bytes:
-    """Return a server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + encode(body) + b"\n\n"
 
@@ -293,7 +300,7 @@ class JsonReply(Response):
 
 
 class ChoicesReply:
-    """The common part of chats and texts. kind: of a chunk; whole_kind: of a whole answer."""
+    """The common part of chats and texts. kind: the field `object` of a chunk. whole_kind: the same of a whole answer."""
 
     def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
@@ -334,12 +341,12 @@ class ChoicesReply:
 
 
 def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
-    """Return `__verbose`, which shows the answer as `/completion` would, if it is wanted."""
+    """Return the field `__verbose`, if it is wanted. It shows the answer as `/completion` would."""
     return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
 
 
 def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
-    """Return the body of an answer, or the last one of a stream. has_line: the text has a line's end."""
+    """Return the body of a whole answer, or the last body of a stream. has_line: the text has a newline."""
     generation, end = envelope.generations[index], answer.end
     report = end.report
     about: Fields = {
@@ -363,7 +370,7 @@ def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line:
 
 
 def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
-    """Return the options in force, by llama-server's names."""
+    """Return the options in force, with llama-server's names."""
     options = envelope.options
     return generation.sampling.shown() | {
         "stop": options.stops(),
@@ -377,7 +384,7 @@ def generation_settings(envelope: ResponseMeta, generation: Generation) -> Field
 
 
 def _is_truncated(generation: Generation, end: End) -> bool:
-    """Whether the context, and not the request, ended the answer."""
+    """Return whether the context ended the answer, and not the request's limit."""
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 
@@ -388,12 +395,12 @@ MARK = "slotcache:"
 
 
 def seal(reasoning: str) -> str:
-    """Return reasoning as a text for the client to keep."""
+    """Return reasoning in a form that the client keeps and sends back."""
     return MARK + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(sealed: str) -> str:
-    """Return the reasoning in a sealed text; empty if another server sealed it, or if it is damaged."""
+    """Return the reasoning in a sealed text; empty if the text is damaged or another server sealed it."""
     with suppress(Error, ValueError):
         if sealed.startswith(MARK):
             return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode()

@@ -1,7 +1,7 @@
-"""Items of OpenAI's Responses as messages of a chat, and back.
+"""Converts items of OpenAI's Responses to messages of a chat, and back.
 
-Reasoning, an answer and its calls are separate items there, and one message of the model here. A history may contain
-anything: items that cannot be read are left out and counted. Only a question that cannot be read is refused.
+In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. A
+history may contain anything: unreadable items are left out and counted. Only an unreadable question is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ChatMessages = list[dict[str, JsonValue]]
 
 @dataclass(frozen=True, slots=True)
 class TakenItems:
-    """The messages made from items. left_out: the number of items without a message, by kind."""
+    """The messages made from items. left_out: the number of items without a message, by the kind of item."""
 
     messages: ChatMessages
     left_out: Counter[str]
@@ -44,10 +44,10 @@ class TakenItems:
 
 
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
-    """Return the messages made from items, with unchanged contents. Raises RequestError for a question that is no text.
+    """Return the messages made from items. Raises RequestError for a question that is not text.
 
-    The question is the last item that is not null, if it is a message of the user. The place of an item does not change
-    its message.
+    Contents stay unchanged. The question is the last item that is not null, if this item is a message of the user. An
+    item becomes the same message at any place.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -64,7 +64,6 @@ class _ItemReader:
         self.left_out = Counter[str]()
 
     def take(self, item: JsonValue, where: str, *, is_last: bool) -> None:
-        """Read an item. Raises RequestError."""
         if isinstance(item, str):
             item = {"role": "user", "content": item}
         if not isinstance(item, dict):
@@ -103,12 +102,15 @@ class _ItemReader:
             self._add({"role": role, "content": content}, item)
 
     def _take_reasoning(self, item: Item) -> None:
-        """Take reasoning: its text, its summary, or what this server sealed."""
+        """Take an item of reasoning: its text, its summary, or the text that this server sealed."""
         if text := texts_in(item.get("content")) or texts_in(item.get("summary")) or self._unseal(item):
             _answer(self.messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _unseal(self, item: Item) -> str:
-        """Return the text that this server sealed in an item; empty if another server did, and the item is left out."""
+        """Return the text that this server sealed in an item; empty if another server sealed it.
+
+        Then the item is left out.
+        """
         sealed = item.get("encrypted_content")
         text = unseal(sealed) if isinstance(sealed, str) else ""
         if not text and (sealed or item["type"] in SUMMARIES):
@@ -130,7 +132,7 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Take the work of another server's tool as a part of the answer, if it has a text; else leave it out."""
+        """Take the result of a tool that another server ran as a part of the answer. Leave it out if it has no text."""
         if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
             self._leave_out(item)
             return
@@ -150,7 +152,7 @@ class _ItemReader:
 
 
 def _check_question(item: Item, where: str) -> None:
-    """Raise RequestError for a role that is not known, and for a user's content that cannot be read."""
+    """Raise RequestError for an unknown role, and for a user's content that cannot be read."""
     role, content = item.get("role"), item.get("content")
     if role not in ROLES:
         wrong = f"{where}.role is {reprlib.repr(role)}: expected one of {', '.join(ROLES)}"
@@ -167,7 +169,7 @@ def _check_question(item: Item, where: str) -> None:
 
 
 def _content(content: JsonValue) -> JsonValue:
-    """Return a content as a chat takes it: a lone part of text becomes the text."""
+    """Return a content in the form of a chat. A part of text that stands alone becomes a text."""
     part = content[0] if isinstance(content, list) and len(content) == 1 else content
     if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
         read = read_part(part)
@@ -180,7 +182,10 @@ def _json_of(value: JsonValue) -> str:
 
 
 def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
-    """Return the model's message that an item belongs to: the last one, or a new one if the last has a field of `taken`."""
+    """Return the model's message that an item belongs to.
+
+    It is the last message, or a new one if the last message already has one of the fields in `taken`.
+    """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in taken):
         messages.append({"role": "assistant", "content": ""})
@@ -193,7 +198,10 @@ def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
 def items_of(
     messages: Sequence[Item], suffix: str, called: Mapping[str, CalledTool] | None = None
 ) -> list[dict[str, JsonValue]]:
-    """Return the items of messages. suffix: of their ids, before their number. called: the tools, by function."""
+    """Return the items for messages.
+
+    suffix: a part of the items' ids, before their number. called: the tools by the names of their functions.
+    """
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
     for message in messages:
@@ -204,7 +212,7 @@ def items_of(
 
 
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
-    """Return the items of a message. customs: ids of calls with a free text; the message's are added."""
+    """Return the items of a message. customs: the ids of calls with free text; the message's calls are added to it."""
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []
     texts = [part.get("text", "") for part in parts]

@@ -1,7 +1,7 @@
-"""Tools of OpenAI's Responses as functions of a chat, and calls back: namespaces, free text, tools that only OpenAI runs.
+"""Converts tools of OpenAI's Responses to functions of a chat, and calls back.
 
-A function in a namespace becomes a function with both names. A tool with free text becomes a function with one text as its
-argument. A tool that OpenAI runs is left out with a warning: an answer can do without it.
+A function in a namespace becomes a function whose name joins both names. A tool with free text becomes a function with
+one text as its argument. A tool that only OpenAI runs is left out with a warning, since an answer can do without it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ HOSTED = re.compile(
     "local_shell|shell|apply_patch|mcp|tool_search|programmatic_tool_calling)(_[0-9_]+)?"
 )
 """The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
-BETWEEN = "__"  # between a namespace and a name, in the name of the function
-MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # choices by their names
+BETWEEN = "__"  # stands between namespace and name in the name of a function
+MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # tool choices by their names
 Tool = Mapping[str, JsonValue]
 Choice = str | dict[str, JsonValue] | None
 
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """A tool as its client knows it. is_custom: it takes a free text, not an object."""
+    """A tool as its client knows it. is_custom: the tool takes a free text instead of an object."""
 
     name: str
     namespace: str | None = None
@@ -39,11 +39,11 @@ class CalledTool:
 
     @property
     def function(self) -> str:
-        """The name of the function that stands for it."""
+        """The name of the chat's function that represents the tool."""
         return function_name(self.name, self.namespace)
 
     def named(self) -> Fields:
-        """Return the fields of a call that name the tool."""
+        """Return those fields of a call that name the tool."""
         named: Fields = {"name": self.name}
         return named if self.namespace is None else named | {"namespace": self.namespace}
 
@@ -54,10 +54,11 @@ def function_name(name: str, namespace: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTools:
-    """The tools of a request. functions: of the chat; None: the request has no field for tools.
+    """The tools of a request.
 
-    called: tools of a namespace, or with a free text, by their functions. hosted: the kinds that were left out.
-    unconstrained: tools whose free text should fit a grammar, which only their description mentions.
+    functions: the functions for the chat; None: the request has no field for tools. called: the tools that are in a
+    namespace or take a free text, by the names of their functions. hosted: the kinds of tools that were left out.
+    unconstrained: the tools whose free text should fit a grammar. The grammar is only mentioned in their description.
     """
 
     functions: list[dict[str, JsonValue]] | None = None
@@ -67,7 +68,7 @@ class ResponseTools:
 
     @classmethod
     def of(cls, tools: Sequence[JsonValue] | None) -> ResponseTools:
-        """Read the tools of a request, except nulls. Raises RequestError."""
+        """Read the tools of a request, and skip nulls. Raises RequestError."""
         if tools is None:
             return cls()
         read = cls(functions=[])
@@ -77,7 +78,7 @@ class ResponseTools:
         return read
 
     def warnings(self, choice: Choice) -> Iterator[str]:
-        """Yield a warning for each demand of these tools, and of a choice among them, that is not met."""
+        """Yield a warning for each demand of the tools or of `choice` that is not met."""
         if self.hosted:
             yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
@@ -86,7 +87,7 @@ class ResponseTools:
             yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
     def choice(self, choice: Choice) -> Choice:
-        """Return a choice as a chat has it: with the names of a choice of Responses, one level down."""
+        """Return a `tool_choice` in the form of a chat: the name goes one level down, and a namespace is joined to it."""
         if self._is_hosted(choice):
             return "auto"
         match choice:
@@ -103,7 +104,7 @@ class ResponseTools:
         return choice
 
     def _is_hosted(self, choice: Choice) -> bool:
-        """Whether a choice demands a tool that only OpenAI runs, and there are others to choose from."""
+        """Return whether a choice demands a tool that only OpenAI runs, although there are other tools to choose from."""
         kind = choice.get("type") if isinstance(choice, dict) else None
         return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 
@@ -162,14 +163,17 @@ _WHOLE = re.compile(  # whole characters and escapes, both halves of a pair incl
 
 
 class FreeText:
-    """Reads the text of one call. Of arguments of another shape, `finish` returns the only text, or all of them."""
+    """Reads the free text of one call piece by piece.
+
+    If the arguments are not an object with this one text, `finish` returns the only text in them, or else all of them.
+    """
 
     def __init__(self) -> None:
         self._arguments: list[str] = []
         self._unread, self._is_open, self._length = "", False, 0
 
     def push(self, arguments: str) -> str:
-        """Add JSON text; return the text that it settles."""
+        """Add JSON text. Return the part of the free text that is now certain."""
         self._arguments.append(arguments)
         self._unread += arguments
         if not self._is_open and (opening := _OPENING.match(self._unread)):
@@ -195,7 +199,7 @@ class FreeText:
 
 
 def free_text(arguments: str) -> str:
-    """Return the free text in the whole arguments of a call."""
+    """Return the free text in the complete arguments of a call."""
     try:
         given = decode_json(arguments)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""OpenAI's responses: items in, output items and events out."""
+"""OpenAI's Responses: items in, output items and events out."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ INCLUDABLE = {
 
 
 class ReasoningConfig(ReasoningField, frozen=True):
-    """summary: send the reasoning as a summary; without it, as `reasoning_text`."""
+    """The field `reasoning`. summary: send the reasoning as a summary; None: send it as `reasoning_text`."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its former name
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the former name of `summary`
 
 
 class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
-    """`POST /v1/responses`: OpenAI's fields for it, beside those of all completions and ours of a chat."""
+    """`POST /v1/responses`. It has OpenAI's fields, those of all completions, and our fields of a chat."""
 
     input: str | list[JsonValue]
     tools: list[JsonValue] | None = None
@@ -108,12 +108,11 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def compacts(self) -> bool:
-        """Whether the answer is a summary that shortens the input."""
+        """Whether the request asks for a summary that shortens the input."""
         return triggers(self.input)
 
     @property
     def stores(self) -> bool:
-        """Whether the answer is stored."""
         return self.store is not False and not self.compacts
 
     @property
@@ -123,11 +122,11 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def seals(self) -> bool:
-        """Whether reasoning is sent as `encrypted_content`, too."""
+        """Whether reasoning is also sent as `encrypted_content`."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     def chat(self) -> tuple[ResponseChat, tuple[str, ...]]:
-        """Return the chat, and a warning for input that it leaves out. Raises RequestError."""
+        """Return the request as a chat, and warnings about input that the chat leaves out. Raises RequestError."""
         self.check()
         shared = {name: getattr(self, name) for name in OpenAIFields.__struct_fields__}
         if self.max_output_tokens is not None:
@@ -148,7 +147,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return chat, (*taken.warnings(), *warnings)
 
     def echo(self) -> dict[str, Raw]:
-        """Return the fields that a response repeats, as JSON."""
+        """Return the fields that a response repeats from its request, as JSON."""
         format = self.text.format if self.text and self.text.format else TextFormat("text")
         repeated: dict[str, JsonValue] = {
             "background": False,
@@ -179,7 +178,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
 
     def _conversation(self) -> ConversationReference | None:
-        """Return the conversation, to which the input adds its new messages."""
+        """Return the conversation that the request names. The input has only new messages of it."""
         if self.conversation is None:
             return None
         named = self.conversation
@@ -193,11 +192,11 @@ class ResponseCountRequest(ResponseRequest, frozen=True, kw_only=True):
 
 
 class CompactRequest(ResponseCountRequest, frozen=True, kw_only=True):
-    """`POST /v1/responses/compact`. input: items to shorten, after the history of `previous_response_id`."""
+    """`POST /v1/responses/compact`. input: the items to shorten; they follow the history of `previous_response_id`."""
 
 
 async def count(request: Request, asked: ResponseCountRequest) -> Response:
-    """Count the prompt of a response."""
+    """Count the tokens of a response's prompt."""
     chat, warnings = await beside_others(request, asked.chat)
     warn(request, warnings)
     return JsonReply({"object": "response.input_tokens"} | await count_prompt(request, chat))
@@ -208,9 +207,10 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemKind:
-    """A kind of item. text: the name of the events with its text. field: the item's field with the text.
+    """A kind of output item.
 
-    part, parts: the type of the part with the text, and the name of its events. part: empty if there is no part.
+    text: the name of the events that carry the item's text. field: the item's field for the text. part: the type of the
+    part that has the text; empty: the item has no parts. parts: the name of the events about parts.
     """
 
     name: str
@@ -221,12 +221,11 @@ class ItemKind:
 
     @property
     def prefix(self) -> str:
-        """The prefix of its ids."""
         return PREFIXES[self.name]
 
     @property
     def index(self) -> str:
-        """The field of its events with the number of the part."""
+        """The field in the items' events that has the number of the part."""
         return f"{self.field}_index"
 
 
@@ -245,7 +244,10 @@ CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input
 
 @dataclass(slots=True)
 class _Item:
-    """One item. named: a call's fields beside the arguments. seals: reasoning is sent in a sealed copy, too."""
+    """One output item.
+
+    named: for a call, its fields other than the arguments. seals: reasoning also gets a sealed copy.
+    """
 
     kind: ItemKind
     id: str
@@ -273,7 +275,7 @@ class _Item:
         yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
 
     def shown(self, status: str, parts: list[Fields]) -> Fields:
-        """Return the item itself. parts: with its text; none at its start."""
+        """Return the item as an object. parts: its parts with text; empty when the item starts."""
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
@@ -295,9 +297,10 @@ class _Item:
 
 
 class Output:
-    """The items of one response. suffix: of their ids. summarises: reasoning is sent as summaries. seals: as in `_Item`.
+    """The items of one response.
 
-    called: as in `ResponseTools`.
+    suffix: a part of the items' ids. summarises: reasoning is sent as summaries. seals: reasoning is also sent in a
+    sealed copy. called: as in `ResponseTools`.
     """
 
     def __init__(
@@ -305,16 +308,15 @@ class Output:
     ) -> None:
         self.items: list[Fields] = []
         self._suffix, self._seals, self._called = suffix, seals, called or {}
-        self._free_text = FreeText()  # of the open call
+        self._free_text = FreeText()  # the free text of the open call
         self._reasoning = SUMMARY if summarises else THOUGHT
         self._open: _Item | None = None
 
     def status(self, end: End) -> str:
-        """Return the status of the response at its end."""
+        """Return the status that the response has at its end."""
         return "incomplete" if end.reason == "length" else "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events of a fragment."""
         match fragment:
             case ContentText(text):
                 yield from self._write(MESSAGE, text)
@@ -331,7 +333,7 @@ class Output:
                 yield from self._write(CALL, text)
 
     def finish(self, status: str) -> Iterator[Fields]:
-        """Yield the events of the end. A response without items gets an empty message. status: of its last item."""
+        """Yield the last events. A response without items gets an empty message. status: the status of the last item."""
         if self._open is None and not self.items:
             yield from self._begin(MESSAGE)
         yield from self._end(status)
@@ -366,7 +368,10 @@ class Output:
 
 
 class ResponsesReply:
-    """The replies of `/v1/responses`. echo: fields of the request that a response repeats. num_events: sent so far."""
+    """The replies of `/v1/responses`.
+
+    echo: the fields that a response repeats from its request. num_events: how many events were already sent.
+    """
 
     def __init__(
         self,
@@ -378,7 +383,7 @@ class ResponsesReply:
     ) -> None:
         self.envelope, self._reader, self._echo = envelope, envelope.reader(), echo
         self._output, self.num_events = output, num_events
-        self._length = self._reasoning = 0  # characters so far, and those of reasoning
+        self._length = self._reasoning = 0  # characters of the answer so far, and of its reasoning
 
     def begin(self) -> list[bytes]:
         return [] if self.num_events else self.ping()
@@ -432,7 +437,7 @@ class ResponsesReply:
                 "cache_write_tokens": (report.num_prompt - report.num_cached) * self.envelope.caches,
             },
             "output_tokens": report.num_generated,
-            # By the share of reasoning in the text: which token wrote which part is not known.
+            # Estimated by the share of reasoning in the text, since it is unknown which token wrote which part.
             "output_tokens_details": {"reasoning_tokens": report.num_generated * self._reasoning // max(self._length, 1)},
             "total_tokens": report.num_prompt + report.num_generated,
         }
@@ -468,9 +473,10 @@ class ResponsesReply:
 
 
 class CompactionReply(ResponsesReply):
-    """The reply to a compaction. kept: the first items of the body of `/v1/responses/compact`; None: it is a response.
+    """The reply to a compaction.
 
-    num_documents: the documents of kept messages, of which only the texts are kept.
+    kept: the first items in the body of `/v1/responses/compact`; None: the reply is an ordinary response.
+    num_documents: how many documents the kept messages had. Only the texts of these messages are kept.
     """
 
     kept: Sequence[Fields] | None = None
@@ -500,7 +506,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return the empty output of the response with this id. called: as in `ResponseTools`."""
+    """Return the output, still empty, of the response with this id. called: as in `ResponseTools`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)
@@ -508,7 +514,7 @@ def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | 
 
 
 async def create(request: Request, asked: ResponseRequest) -> ReplyFormat:
-    """Answer as OpenAI's Responses do. The answer is stored unless `store` is false."""
+    """Answer a request of OpenAI's Responses. The answer is stored unless `store` is false."""
     return (await _submitted(request, asked))[0]
 
 
@@ -526,7 +532,7 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
-    """Shorten a history to the user's messages and a summary, which later requests send back."""
+    """Shorten a history to the user's messages and a summary. Later requests send both back."""
     if asked.stream:
         wrong = f"stream: a compaction comes whole; a stream of /v1/responses has one where its input ends with a {TRIGGER}"
         raise RequestError(wrong, param="stream")
@@ -548,7 +554,7 @@ async def show(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Delete a stored response; later ones keep it in their history."""
+    """Delete a stored response. Later responses keep its text in their history."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):
@@ -558,12 +564,15 @@ async def forget(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Refuse: only responses in the background can be cancelled. Any other ends when its client closes the connection."""
+    """Refuse to cancel: only responses in the background can be cancelled, and this server has none.
+
+    A client cancels a response by closing its connection.
+    """
     raise RequestError("this response is not in the background: close its connection to cancel it", param="id")
 
 
 async def input_items(request: Request) -> Response:
-    """List the items that a stored response answered, those of earlier turns included."""
+    """List the items that a stored response answered, including those of earlier turns."""
     id, scope = request.path_params["id"], scope_of(request)
     conversation = answer_service_of(request, scope, id).conversations.find_answer(scope, id)
     if conversation is None:

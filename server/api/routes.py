@@ -1,4 +1,4 @@
-"""The only table of routes, and `GET /openapi.json`, which is made from it."""
+"""The table of all routes, and `GET /openapi.json`, which is made from the table."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ from .search import RefreshRequest
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """A row of the table. paths: the spellings of one route. body: the struct of its bodies. query: its parameters' schemas.
+    """A row of the table.
 
-    decodes: the handler gets the decoded body; else it reads the body itself, since only some of its requests have this one.
-    opening: makes the reply of a stream until its model is loaded. chooses: the body or `?model=` names the model that
-    answers; false for routes that no single model answers.
+    paths: the paths of the route, separated by blanks. body: the struct of its bodies. query: the schemas of its query
+    parameters. decodes: the handler gets the decoded body. If false, the handler reads the body itself, since only some
+    of its requests have this body. opening: makes the reply of a stream that begins before its model is loaded.
+    chooses: the body or `?model=` names the model that answers. It is false for routes that no single model answers.
     """
 
     method: str
@@ -69,7 +70,7 @@ class ApiRoute:
     chooses: bool = True
 
     def routes(self) -> list[Route]:
-        """Return the row as starlette's routes, one for each spelling."""
+        """Return the row as routes of starlette, one for each path."""
         called = self.handler
         if self.body and self.decodes:
             called = endpoint(self.handler, self.body, self.opening, self.chooses)
@@ -85,7 +86,7 @@ async def show(request: Request) -> Response:
 
 
 def document(rows: Iterable[ApiRoute]) -> Fields:
-    """Return OpenAPI 3.1 of these routes."""
+    """Return an OpenAPI 3.1 document of these routes."""
     bodies = dict.fromkeys(row.body for row in rows if row.body)  # in order, so that each start shows the same
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Fields] = {}

@@ -1,4 +1,4 @@
-"""Search, and the documents of the folder with their files."""
+"""The routes that search the server's documents, and show them with their files."""
 
 from __future__ import annotations
 
@@ -59,16 +59,17 @@ async def document(request: Request) -> Response:
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
-    """Look for changes below the folders. The answer does not wait for them."""
+    """Look for changed files in the folders. The answer does not wait for the result."""
     check_scope(asked.cache_scope, "cache_scope")
     folder_index_of(request, asked.cache_scope, "cache_scope").watcher.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
 
 
 def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
-    """Return the index of --docs for a request of a scope. where: the field with the scope.
+    """Return the index of --docs for a request of this scope. where: the name of the field that has the scope.
 
-    Raises RequestError: 503 while the model loads, 501 without --docs, 403 for another scope.
+    Raises RequestError 503 while the model loads, 501 without --docs, and 403 for another scope than that of the
+    documents.
     """
     state = request.app.state.app
     state.loaded()
@@ -92,7 +93,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
-    """Yield the stages of a search. The best documents are prefilled ahead, if the request names a turn for them."""
+    """Yield the stages of a search. If the request names a turn, the best documents are prefilled for this turn."""
     query = search_for(asked.query, asked, folder_index.top_k)
     ahead = _ahead(request, asked)
     try:
@@ -122,7 +123,7 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
 
 
 def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:
-    """Return the chat whose last question is the query."""
+    """Return the chat that the query will be the last question of."""
     scope = asked.cache_scope
     chat = asked.chat or ChatToCome()
     if asked.chat is None and service.conversations.find(scope, name):

@@ -1,4 +1,4 @@
-"""Answers as they are generated: streams of events, with pings while they are silent, and whole answers collected."""
+"""Sends answers while they are generated: streams of events, with pings during silence. Also collects whole answers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a st
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply with which a request's stream began before its model was loaded; None: it did not."""
+    """Return the reply with which the stream of a request began before its model was loaded; None if there is none."""
     return request.scope.get(EARLY)
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. Calls `disconnect` for each at the end, also if the client disconnects before it.
+    """Streams the events of generations.
 
-    later: returns the reply once the model is loaded; until then `reply` pings, which has no generations.
+    At the end, and if the client disconnects, it calls `disconnect` for each generation. later: waits until the model
+    is loaded, and returns the reply. Until then only `reply` is used, for pings; it has no generations.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class EventStream(StreamingResponse):
                 self._reply.envelope.disconnect(generation)
 
     def _offer_text(self) -> None:
-        """Let generations write their text at once, if the connection can."""
+        """Let generations write their text directly to the connection, if it allows that."""
         shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
         if shortcut is not None:
             for index, generation in enumerate(self._reply.envelope.generations):
                 generation.events.take_now = partial(self._write, shortcut, index)
 
     def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text at once. False: a ping goes first, or the client is slow."""
+        """Write a piece of text directly. False: a ping must go first, or the client is slow."""
         if self._pings.is_sending or not shortcut.is_open:
             return False
         if sent := b"".join(self._reply.delta(index, delta)):
@@ -76,7 +77,7 @@ class EventStream(StreamingResponse):
         return _written(reply, _events(generations, reply.envelope.spell))
 
     async def _to_the_end(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream. Any error becomes its last event, since the status is sent."""
+        """Yield the pieces of a stream. An error becomes the last event, since the status is already sent."""
         try:
             async for piece in pieces:
                 yield piece
@@ -123,7 +124,7 @@ async def _events(generations: Sequence[Generation], spell: Spell | None) -> Asy
             for read in sorted(done, key=lambda read: reading[read]):
                 index, event = reading.pop(read), read.result()
                 yield index, event
-                if not isinstance(event, End | Failure):  # not before this one is sent: text is written past its reader
+                if not isinstance(event, End | Failure):  # only after this event is sent, since `_write` is direct
                     reading[asyncio.ensure_future(_next(generations[index], spell))] = index
     finally:
         for read in reading:
@@ -146,7 +147,7 @@ async def _next(generation: Generation, spell: Spell | None) -> Event:
 async def collect(
     generations: Sequence[Generation], abandon: Callable[[Generation], None], spell: Spell | None = None
 ) -> list[WholeAnswer]:
-    """Return the whole answers, in order. Raises the RequestError of a failure. abandon: as in `ResponseMeta`."""
+    """Return the whole answers, in order. If a generation fails, raise its RequestError. abandon: as in `ResponseMeta`."""
     try:
         return [await _collect(generation, spell) for generation in generations]
     finally:
@@ -168,7 +169,10 @@ async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
 
 
 async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer. events: each with the index of its choice, up to the choice's end."""
+    """Yield the server-sent events of an answer.
+
+    events: the events of each choice up to its end, each with the index of the choice.
+    """
     ends: dict[int, End] = {}
     if first := reply.begin():
         yield b"".join(first)
@@ -184,7 +188,7 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
                 ends[index] = event
             case Failure(error):
                 sent = reply.fail(error)
-        if sent:  # else the stream stays silent, and gets a ping in time
+        if sent:  # otherwise the stream stays silent, and gets a ping in time
             yield b"".join(sent)
         if isinstance(event, Failure):
             return
@@ -195,11 +199,11 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
 
 
 class SsePing:
-    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without one.
+    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without a message.
 
-    A ping is an event, not a comment: parsers drop comments, and clients that wait for events would hang up. One timer
-    serves the whole stream, so a message only reads the clock. While a ping waits for a client that reads nothing, no other
-    is sent.
+    A ping is an event and not a comment: parsers drop comments, and a client that waits for events would disconnect.
+    One timer serves the whole stream, so a message only has to read the clock. While a client reads nothing, at most
+    one ping waits for it.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -210,23 +214,22 @@ class SsePing:
         self._ping: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
-        """Pass a message on. Pings begin after the first message and end before the last."""
+        """Pass a message on. Pings start after the first message and end before the last message."""
         self._last = self._loop.time()
         if message["type"] == "http.response.start" and self._interval > 0:
             self._timer = self._loop.call_at(self._last + self._interval, self._beat)
         if self._ping is not None and self.is_sending:
-            await asyncio.wait([self._ping])  # the ping goes first: its number is lower
+            await asyncio.wait([self._ping])  # the ping goes first, since its sequence number is lower
         if not message.get("more_body") and message["type"] != "http.response.start":
             self.stop()
         await self._send(message)
 
     @property
     def is_sending(self) -> bool:
-        """Whether a ping is on its way."""
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Note that a piece was sent past this object."""
+        """Note the time of a piece that was sent without this object."""
         self._last = self._loop.time()
 
     def stop(self) -> None:
@@ -247,6 +250,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a disconnected client: the stream itself notices that."""
+    """Drop the error of a ping to a disconnected client, since the stream itself notices the disconnect."""
     if not ping.cancelled():
         ping.exception()

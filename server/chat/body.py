@@ -1,4 +1,4 @@
-"""The bodies of chats and texts: messages, tools, documents, grammar, retrieval."""
+"""The bodies of chats and texts: messages, tools, documents, grammars, retrieval."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Scale = Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
 
 
 class AdapterScale(Struct, frozen=True):
-    """A LoRA adapter by its number, and its scale."""
+    """A LoRA adapter, given by its number, and the scale to use."""
 
     id: Annotated[int, Meta(ge=0)]
     scale: Scale
@@ -36,7 +36,10 @@ AdapterList = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]
 
 
 class AdapterScales(Struct, frozen=True):
-    """`POST /lora-adapters`: a bare list as in llama-server, or this object. Adapters not listed get a scale of 0."""
+    """`POST /lora-adapters`: this object, or a bare list as in llama-server.
+
+    Adapters that are not listed get the scale 0.
+    """
 
     adapters: AdapterList
 
@@ -48,7 +51,10 @@ TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex
 
 
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
-    """How tokens are sampled, and what they must form: at most one of these fields, by OpenAI's and llama-server's names."""
+    """How tokens are sampled, and the grammar or schema that the answer must fit.
+
+    At most one grammar or schema may be set. The names of the fields are OpenAI's and llama-server's.
+    """
 
     response_format: dict[str, JsonValue] | None = None
     json_schema: dict[str, JsonValue] | bool | None = None
@@ -62,7 +68,10 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return bool(self._given())
 
     def grammar_spec(self) -> GrammarSpec | None:
-        """Return the grammar that the answer must fit, if any. Raises RequestError. Encoding a large schema takes time."""
+        """Return the grammar that the answer must fit, if there is one. Raises RequestError.
+
+        A large schema takes time to encode.
+        """
         given = self._given()
         if not given:
             return None
@@ -82,7 +91,10 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return given if form.get("type") == "text" and not _has_schema(form) else ["response_format", *given]
 
     def _response_format(self, given: dict[str, JsonValue]) -> GrammarSpec:
-        """Return the grammar of a response_format: the schema in it, or, as in OpenAI's API, in its json_schema."""
+        """Return the grammar of a response_format.
+
+        Its schema is in it directly, or in its json_schema as in OpenAI's API.
+        """
         field, kind = "response_format", given.get("type")
         if kind == "text":
             raise RequestError(
@@ -124,10 +136,11 @@ SearchBy = Literal["words", "vectors"]
 
 
 class Retrieval(Struct, frozen=True, kw_only=True):
-    """How a chat's documents are searched. query: in place of the last question. paths: the files and folders to search.
+    """How documents are searched for a chat.
 
-    by: words or vectors alone. documents: ids of attached files. folder: whether the folders are searched; None: only if
-    there are no `documents`.
+    query: replaces the last question. paths: the files and folders to search. by: search by words alone or by vectors
+    alone. documents: ids of attached files. folder: whether the folders are searched; None: only if `documents` is
+    empty.
     """
 
     top_k: TopK | None = None
@@ -144,7 +157,7 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 
 
 HistoryKind = Literal["auto", "whole", "new"]
-MAX_MESSAGE = 4096  # characters of a text that ends reasoning
+MAX_MESSAGE = 4096  # characters of the text that is written when reasoning reaches its limit
 Choices = Annotated[int, Meta(ge=1, le=128)]
 MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, and characters of one: all are searched for at every token
 
@@ -159,7 +172,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Options(GrammarOptions, Struct, frozen=True):
-    """The common fields of chat and text completions: OpenAI's, then llama-server's, then our own."""
+    """The fields that chats and texts have in common: OpenAI's, then llama-server's, then our own."""
 
     model: str | None = None
     stream: bool | None = None
@@ -199,14 +212,14 @@ class Options(GrammarOptions, Struct, frozen=True):
     draft: Draft | None = None
 
     def __post_init__(self) -> None:
-        """Take llama-server's name for `n`, and opencode's for `prompt_cache_key`."""
+        """Accept llama-server's name for `n`, and opencode's name for `prompt_cache_key`."""
         if self.n is None and self.n_cmpl is not None:
             msgspec.structs.force_setattr(self, "n", self.n_cmpl)
         if self.prompt_cache_key is None and self.promptCacheKey is not None:
             msgspec.structs.force_setattr(self, "prompt_cache_key", self.promptCacheKey)
 
     def check(self) -> None:
-        """Check the options that their types do not check. Raises RequestError."""
+        """Check what the types of the options do not check. Raises RequestError."""
         for name, known in (("document_order", ORDERS), ("best", BEST_PLACES)):
             if (given := getattr(self, name)) is not None and given not in known:
                 wrong = f"{name} is {reprlib.repr(given)}: expected one of {', '.join(known)}"
@@ -225,38 +238,41 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each known field whose wish has no effect. Raises RequestError."""
+        """Yield a warning for each known field that asks for something it does not get. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
-        """Return a warning for each field that has no effect here; --strict refuses it. Raises RequestError."""
+        """Return a warning for each field that has no effect here. With --strict such a field is refused.
+
+        Raises RequestError.
+        """
         return ()
 
     def of_documents(self) -> tuple[str, ...]:
-        """Return a warning for each field about documents that is given, for a text, which has none."""
+        """Return a warning for each given field about documents. This is for texts, which have no documents."""
         given = (name for name in OF_DOCUMENTS if getattr(self, name) not in (None, 0))
         return tuple(f"{name} is no field of this route; it has no effect" for name in given)
 
     @property
     def opts_in(self) -> bool:
-        """Whether the request asks for the cache by other fields than `cache_prompt`."""
+        """Whether the request asks for the cache by a field other than `cache_prompt`."""
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:
-        """Return whether the request may read and fill the cache. default: for `cache_prompt`."""
+        """Return whether the request may read and fill the cache. default: applies if `cache_prompt` is not given."""
         return default or self.opts_in if self.cache_prompt is None else self.cache_prompt
 
     @property
     def session(self) -> str:
-        """The client's name for a series of requests that continue each other; empty: none given."""
+        """The client's name for a series of requests that continue each other; empty if the client gave none."""
         return self.session_id or self.prompt_cache_key or ""
 
     def without_texts(self) -> Self:
-        """Return the options without the request's texts, which may take much memory."""
+        """Return the options without the texts of the request, which may take much memory."""
         return self
 
     def limit(self, default: int = -1) -> int:
-        """Return the most tokens to generate; `default` if the request sets no limit. -1: no limit."""
+        """Return the most tokens to generate, or `default` if the request sets no limit. -1: no limit."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -271,16 +287,20 @@ class Options(GrammarOptions, Struct, frozen=True):
 
 
 class ConversationReference(Struct, frozen=True):
-    """A conversation by its id. history: whether `messages` are the whole history or only new; auto: by their roles."""
+    """A conversation, given by its id.
+
+    history: whether `messages` are the whole history or only the new messages. With auto, the roles of the messages
+    decide.
+    """
 
     id: str
     history: HistoryKind = "auto"
 
 
 class ChatFields(Options, frozen=True, kw_only=True):
-    """The fields that every API of chats has: our own, and reasoning by the names of all APIs.
+    """The fields of chats in every API: our own fields, and the fields about reasoning under the names of all APIs.
 
-    volatile: what becomes of instructions that change.
+    volatile: what to do with instructions that change.
     """
 
     volatile: Volatile | None = None
@@ -312,12 +332,12 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether a session or a named scope keeps its instructions apart from those of other clients."""
+        """Whether the request names a session or a scope, which separates its instructions from other clients'."""
         return bool(self.session or self.cache_scope)
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chats and responses share."""
+    """The fields that OpenAI's chats and Responses have in common."""
 
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
@@ -328,12 +348,12 @@ class OpenAIFields(ChatFields, frozen=True, kw_only=True):
 
 
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`. documents: of the last user message; any user message may have its own.
+    """`POST /v1/chat/completions`.
 
-    documents_attention: whether documents see each other.
-    retrieval: whether the server's documents are searched for the last question, and how.
-    conversation, previous_response_id: the history that the messages continue. store: store this answer, as in OpenAI's API.
-    on_disconnect: whether a stream goes on when its client has gone.
+    documents: the documents of the last user message; every user message may also have its own. documents_attention:
+    whether documents see each other. retrieval: whether and how the server's documents are searched for the last
+    question. conversation, previous_response_id: the history that the messages continue. store: whether to store the
+    answer, as in OpenAI's API. on_disconnect: whether a stream goes on after its client has disconnected.
     """
 
     messages: list[dict[str, JsonValue]]
@@ -356,27 +376,33 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def outlives_client(self) -> bool:
-        """Whether the answer is finished although the client has gone."""
+        """Whether the answer is finished even if the client disconnects."""
         return self.on_disconnect == "finish"
 
     def check_outliving(self, stores: bool) -> None:
-        """Raise RequestError if the answer goes on without its client and nobody could fetch it. stores: it is stored."""
+        """Raise RequestError if the answer would go on without its client, but nobody could fetch it.
+
+        stores: whether the answer will be stored.
+        """
         if self.outlives_client and not (stores and self.stream and (self.n or 1) == 1):
             wrong = "on_disconnect is finish: expected a stream with one choice whose answer is stored with its conversation"
             raise RequestError(wrong, param="on_disconnect")
 
     @property
     def retrieves(self) -> bool:
-        """Whether the server's documents are searched."""
+        """Whether documents are searched for the chat."""
         return self.retrieval not in (None, False)
 
     @property
     def shows_prefilled(self) -> bool:
-        """Whether the answer starts with the text of the message that it continues: `echo`, by default as llama-server."""
+        """Whether the answer starts with the text of the message that it continues.
+
+        The field `echo` decides; without it, the answer is as from llama-server.
+        """
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 
     def for_next_turn(self) -> Self:
-        """Return the request without its messages, and without the fields about them."""
+        """Return the request without its messages and without the fields about them."""
         return msgspec.structs.replace(
             self, messages=[], documents=None, add_generation_prompt=None, continue_final_message=None
         )
@@ -387,7 +413,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return super().opts_in or continues or self.retrieves
 
     def prefill_only(self) -> Self:
-        """Return a request that caches the prompt and generates nothing."""
+        """Return the request changed so that it caches the prompt and generates nothing."""
         return msgspec.structs.replace(
             self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )
@@ -397,7 +423,11 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
 
 class WarmRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/cache/warm`. pin: keep the prompt; false: unpin it. ttl: seconds; without it, until the server stops."""
+    """`POST /v1/cache/warm`.
+
+    pin: true pins the prompt, and false ends its pin. ttl: the seconds until the pin ends; None: it ends with the
+    server.
+    """
 
     pin: bool | None = None
     ttl: Annotated[float, Meta(gt=0.0)] | None = None
@@ -409,19 +439,19 @@ class WarmRequest(ChatRequest, frozen=True, kw_only=True):
 
 
 class DocumentsOrderRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/documents/order`. Without messages, the documents are ordered for a first question."""
+    """`POST /v1/documents/order`. Without messages, the documents are ordered as for a first question."""
 
     messages: list[dict[str, JsonValue]] = []
 
 
 class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/speculate`. id: a name for the turn; documents: the search results so far, if any."""
+    """`POST /v1/speculate`. id: a name for the turn. documents: the search results so far."""
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
 
 
 class CompletionRequest(Options, frozen=True, kw_only=True):
-    """llama-server's `POST /completion`. prompt: a text or token ids."""
+    """llama-server's `POST /completion`. prompt: a text, token ids, or a list of both."""
 
     prompt: str | list[JsonValue] | dict[str, JsonValue]
 
@@ -433,7 +463,7 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
 
 
 class TextRequest(CompletionRequest, frozen=True, kw_only=True):
-    """`POST /v1/completions`. echo: the answer starts with the prompt. suffix: the text after the answer."""
+    """`POST /v1/completions`. echo: the answer starts with the prompt. suffix: the text that will follow the answer."""
 
     echo: bool = False
     suffix: str | None = None
@@ -448,7 +478,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError for a scope that has a NUL or is too long."""
+    """Raise RequestError for a scope that contains a NUL or is too long."""
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
@@ -466,9 +496,10 @@ class OtherFile(Struct, frozen=True):
 
 
 class InfillRequest(Options, frozen=True, kw_only=True):
-    """`POST /infill`: the texts before and after a gap. prompt: the start of the text that fills the gap.
+    """`POST /infill`: fill the gap between two texts.
 
-    The texts around the gap may also be token ids, or both mixed. input_extra: other files of the project.
+    input_prefix, input_suffix: the text before and after the gap, as a text, token ids, or a list of both. prompt: the
+    start of the text that fills the gap. input_extra: other files of the project.
     """
 
     input_prefix: str | list[JsonValue]
@@ -481,12 +512,12 @@ class InfillRequest(Options, frozen=True, kw_only=True):
 
     @classmethod
     def between(cls, prompt: JsonValue, request: TextRequest) -> Self:
-        """Return the request that fills the gap between a prompt and the suffix of its completion."""
+        """Return the request that fills the gap between a prompt and the suffix of a text completion."""
         suffix, scope = request.suffix or "", request.cache_scope
         return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
 
     def without_texts(self) -> Self:
-        """Return the options without the request's texts, which may take much memory."""
+        """Return the options without the texts of the request, which may take much memory."""
         return msgspec.structs.replace(self, input_prefix="", input_suffix="", prompt="", input_extra=())
 
 
@@ -501,14 +532,14 @@ class OutputConfig(Struct, frozen=True):
 
 
 class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """Ollama's `options`: sampling, and the lengths of an answer and of the context."""
+    """Ollama's `options`: sampling, and the most tokens of an answer and of the context."""
 
     stop: str | list[str] | None = None
     num_predict: int | None = None
     num_ctx: int | None = None
 
     def for_chat(self) -> dict[str, JsonValue]:
-        """Return the options as fields of a chat. As in Ollama, `num_predict` of 0 or less sets no limit."""
+        """Return the options as fields of a chat. As in Ollama, a `num_predict` of 0 or less sets no limit."""
         given = msgspec.to_builtins(self)
         given.pop("num_ctx", None)
         if (most := given.pop("num_predict", None)) is not None:
@@ -517,7 +548,7 @@ class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TextFormat(Struct, frozen=True):
-    """The form of an answer. name, description, strict, schema: of a json_schema."""
+    """The form of an answer. name, description, strict, schema: for the type json_schema only."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -541,7 +572,7 @@ class TextConfig(Struct, frozen=True):
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
-    """The chat that a response asks for. messages: only the new ones. instructions: for this turn only."""
+    """The chat that a response asks for. messages: only the new messages. instructions: they apply to this turn only."""
 
     instructions: str | None = None
 

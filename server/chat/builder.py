@@ -1,4 +1,4 @@
-"""From the body of a chat to its prompt and the options of its generation."""
+"""Builds the prompt of a request, and the form of its answer."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ from .volatile import ChangedText
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
-    """Check the messages, and return the documents of each message with a `documents` field. Raises RequestError.
+    """Check the messages, and return the documents of each message that has a field `documents`. Raises RequestError.
 
-    auto: also return those of each tool message whose content is a list of documents.
+    auto: also return the documents of each tool message whose content is a list of documents.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -67,7 +67,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Refuse options that documents which are read separately would ignore. Raises RequestError."""
+    """Refuse options that have no effect on documents that are read separately. Raises RequestError."""
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
@@ -88,7 +88,7 @@ def _check(message: Message, where: str, is_last: bool) -> None:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Refuse calls with more values in their arguments than a body may have: a template gets the values decoded."""
+    """Refuse calls whose arguments have more values than a body may have, since templates get the values decoded."""
     calls = [call for message in messages if isinstance(given := message.get("tool_calls"), list) for call in given]
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
     given = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -101,7 +101,10 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 
 class Answers:
-    """The form of a model's answers. source: of the chat template. settings: the defaults of a request's options."""
+    """How a model's answers are read, and the grammar that they must fit.
+
+    source: the text of the chat template. settings: the defaults of a request's options.
+    """
 
     def __init__(self, source: str, model: Model, settings: Settings) -> None:
         self._settings = settings
@@ -111,7 +114,7 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. pieces: the prompt, which may open reasoning. Raises RequestError."""
+        """Return the form of a request's answers. Raises RequestError. pieces: the prompt, which may open reasoning."""
         asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
@@ -124,7 +127,7 @@ class Answers:
         return AnswerFormat(reader, self.spelt, self._grammar_spec(request, use, pieces), self._limit(request, use, pieces))
 
     def _grammar_spec(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
-        """Return the grammar that an answer must fit, if any: for its calls or its content, after any reasoning.
+        """Return the grammar for the calls or the content of an answer, after its reasoning; None: any answer fits.
 
         Raises RequestError.
         """
@@ -157,9 +160,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning that a prompt opens, if the answer may have no reasoning.
+        """Return the pieces that close the reasoning, if the prompt opens it and the answer may have none.
 
-        That is so for a budget of 0 tokens, and for a client's own grammar, which the reasoning would have to fit.
+        An answer may have no reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
+        reasoning would also have to fit.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -167,7 +171,10 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning; None with a client's own grammar. Raises RequestError."""
+        """Return the limit of an answer's reasoning; None: there is no limit. Raises RequestError.
+
+        A client's own grammar applies to the whole answer, so there is no limit then.
+        """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if most < 0 or not reasoning or self._has_own_grammar(request):
             return None
@@ -186,34 +193,35 @@ class Answers:
         )
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
-        """Return whether the client sent a grammar that is no schema: the whole answer must fit it."""
+        """Return whether the client sent a grammar other than a schema. Then the whole answer must fit this grammar."""
         given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
-        """Return the most tokens of reasoning, -1 for no limit, and the message before the end of reasoning."""
+        """Return the most tokens of reasoning (-1: no limit), and the text that is written when the limit is reached."""
         asked, message = request.asked_reasoning.most, request.reasoning_budget_message
         most = self._settings.reasoning_budget if asked is None else asked
         return most, self._settings.reasoning_budget_message if message is None else message
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the end of a prompt, from the template's last own text on."""
+    """Return the end of a prompt: the last piece of the template's own text, and all after it."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
 
-TEMPLATE_BYTES = 8 << 20  # of the template's own texts between messages, with their tokens
-MAX_PROMPTS = 128  # of one request
+TEMPLATE_BYTES = 8 << 20  # bytes of the template's own texts between messages, with their tokens
+MAX_PROMPTS = 128  # prompts of one request
 NO_BREAKPOINTS: Breakpoints = {}
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
 
 class PromptBuilder:
-    """Builds prompts: renders, cuts and tokenises. Safe from several threads; callers run it in `threads`.
+    """Builds prompts: renders messages, cuts out documents and tokenises.
 
-    settings: the defaults of a request's options. sessions: the instructions that each session began with. limit: the
-    tokens of a prompt and its answer. room: the bytes of requests that may wait for a thread.
+    Safe from several threads; callers run it in `threads`. settings: the defaults of a request's options. sessions:
+    knows the first instructions of each session. limit: the most tokens that a prompt and its answer may have together.
+    room: the most bytes of requests that may wait for a thread.
     """
 
     def __init__(
@@ -243,7 +251,7 @@ class PromptBuilder:
         self.threads.close()
 
     def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
-        """Build the prompts of a request that is no chat. Raises RequestError."""
+        """Build the prompts of a text or an infill. Raises RequestError."""
         if isinstance(request, InfillRequest):
             return (self.infill(request),)
         given = list(split_prompts(request.prompt))
@@ -254,12 +262,15 @@ class PromptBuilder:
         return tuple(self.text(item, where) for where, item in given)
 
     def spelt(self, prompt: ChatPrompt) -> str:
-        """Return the text of a prompt without documents, control tokens included."""
+        """Return the text of a prompt without documents. The text includes the control tokens."""
         tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
         return self._model.detokenize(tokens, special=True)
 
     def infill(self, request: InfillRequest) -> ChatPrompt:
-        """Build the prompt that fills a gap in a text. Raises RequestError, 501 for a model that cannot."""
+        """Build the prompt that fills a gap in a text.
+
+        Raises RequestError; its status is 501 if the model cannot fill gaps.
+        """
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
         length = PromptLength(self._model, self._limit)
@@ -278,9 +289,12 @@ class PromptBuilder:
         return Infill(special, tokenizer, self.texts, limit=self._limit, suffix_first=suffix_first)
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
-        """Build a prompt from a text with control tokens, from token ids, or from both mixed. Raises RequestError."""
+        """Build a prompt from a text, token ids, or a list of both. Control tokens in texts count as such.
+
+        Raises RequestError.
+        """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
-        if len(tokens) >= self._limit:  # here, so that no prompt after the first too long one is tokenised
+        if len(tokens) >= self._limit:  # checked here, so that no prompt is tokenised after one that is too long
             raise too_long(len(tokens), self._limit)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
@@ -293,8 +307,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build the prompt of a chat. Raises RequestError.
 
-        ref: the point of a conversation that the chat continues. open_turn: more documents of the last message, a user's,
-        are to come; so the prompt ends with the documents that are there.
+        ref: the point of a conversation that the chat continues. open_turn: the last message is a user's, and more of
+        its documents will follow. So the prompt ends with the documents that are known.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -310,7 +324,7 @@ class PromptBuilder:
     def _cut_chat(
         self, request: ChatRequest, ref: ConversationRef | None, *, cut: Cut, open_turn: bool, breakpoints: Breakpoints
     ) -> ChatHistory:
-        """Build the prompt of a chat. cut: finds the lists of documents in texts. Raises RequestError."""
+        """Build the prompt of a chat. Raises RequestError. cut: finds lists of documents in texts."""
         remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
         given = parse_documents_of(request, auto=self.takes_tool_documents(request))
         messages, trails = request.messages, list[bytes]()
@@ -327,7 +341,10 @@ class PromptBuilder:
         return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
-        """Build the prefix of any next turn after `entries`, up to the user's message; None if the template shows none."""
+        """Build the part of the next turn's prompt that is already known: all up to the user's message after `entries`.
+
+        None: the template does not show where this message begins.
+        """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
             parts = self._chat(History(messages, {}, entries), request).prompt.parts
@@ -346,9 +363,10 @@ class PromptBuilder:
     def _chat(
         self, history: History, request: ChatRequest, open_turn: bool = False, breakpoints: Breakpoints = NO_BREAKPOINTS
     ) -> ChatHistory:
-        """Build a chat from its whole history. breakpoints: by the index of a message in the history.
+        """Build a chat from its whole history.
 
-        Raises RequestError and TemplateError; _LeftOut if the template drops documents.
+        Raises RequestError and TemplateError, and _LeftOut if the template drops documents. breakpoints: by the index
+        of a message in the history.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -366,7 +384,7 @@ class PromptBuilder:
         _check_places(pieces, sets, history.shift)
         entries = _entries(history, sets)
         parts: list[Fixed | DocumentSet] = []
-        ends: dict[int, int] = {}  # by message: the index of its last part
+        ends: dict[int, int] = {}  # the index of a message's last part, by message
         if len(begin := self._model.tokenizer.begin) and not _begins(pieces):
             parts.append(Fixed(begin, "the chat template", ends=False))
         end = len(messages) - 1 if open_turn else None
@@ -412,7 +430,10 @@ class PromptBuilder:
     def _settled(
         self, messages: Sequence[Message], request: ChatRequest
     ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the first instructions of the session, if the request wants that, and the changes."""
+        """Return the messages and the changes of their instructions.
+
+        If the request wants that, the messages have the session's first instructions.
+        """
         moves = (request.volatile or self._settings.volatile) == "move"
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
             return messages, ()
@@ -425,7 +446,7 @@ class PromptBuilder:
         return (request.documents_attention or self._settings.documents_attention) == "separate"
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
-        """Make the prompt; drop the hints of the ranking if it is too long with them."""
+        """Make the prompt. If it is too long, leave out the lines that name the retrieval order."""
         if self.separates(request):
             return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
@@ -440,7 +461,7 @@ class PromptBuilder:
         return Fixed(kept(scope, piece.text, tokenise), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
-        """Put in the sampled ids of answers with more than content: with reasoning or calls."""
+        """Replace known answers that have reasoning or calls by their sampled ids."""
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
             if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:
@@ -450,7 +471,10 @@ class PromptBuilder:
     def _content(
         self, shown: Shown, *, message: Message, sampled: np.ndarray | None, scope: str, length: PromptLength
     ) -> Fixed:
-        """Return the tokens of a message: as sampled, if the model wrote it. Else control tokens in it are only text."""
+        """Return the tokens of a message: the sampled ids if the model wrote it.
+
+        In other messages control tokens are only text.
+        """
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
             tokens = self.tokens(scope, piece.text, length.tokenise) if piece.text else NO_TOKENS
@@ -467,11 +491,14 @@ class PromptBuilder:
         return sampled if is_whole else self._answers.recall(scope, piece.text)
 
     def length(self, scope: str, document: Document) -> int:
-        """Return the number of tokens of a document in a prompt."""
+        """Return how many tokens a document has in a prompt."""
         return len(self.tokens(scope, document_text(document)))
 
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
-        """Return the documents by message: as they stood for kept messages, newly made for new ones."""
+        """Return the documents of each message.
+
+        Kept messages have them as before; for new messages the sets are made here.
+        """
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         shown_before: set[str] | None = None
         if (options.dedup or self._settings.dedup) == "auto":
@@ -494,9 +521,11 @@ class PromptBuilder:
         *,
         pasted: PastedList | None,
     ) -> DocumentSet:
-        """Tokenise documents. shown_before: keys of earlier turns' documents, not shown again (RAGBoost, 6); None: show all.
+        """Tokenise documents and make a set of them.
 
-        pasted: the list in the message's text. Nothing can refer to its documents if the list does not name them.
+        shown_before: keys of documents that earlier turns show; they are not shown again (RAGBoost, 6). None: show all
+        documents. pasted: the list in the message's text. If this list does not name its documents, no line can refer
+        to them.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -511,7 +540,7 @@ class PromptBuilder:
         for text in texts:
             tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
             length.add(len(tokens[-1]))
-        is_here = documents[:1] == given[:1]  # else an earlier turn shows the best document, and it stays there
+        is_here = documents[:1] == given[:1]  # otherwise an earlier turn shows the best document, which stays there
         price = self._settings.best_price_ms if options.best_price_ms is None else options.best_price_ms
         return DocumentSet(
             documents,
@@ -531,7 +560,7 @@ class PromptBuilder:
 
 
 def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
-    """Return the entries of all messages: the kept ones, and new ones with their documents."""
+    """Return the entries of all messages: the kept ones, and for new messages entries with their documents."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
     kept = [
@@ -542,7 +571,10 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 
 
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
-    """Cut the list out of a response's instructions, which are no message of the request. Return a report as well."""
+    """Cut the list of documents out of a response's instructions. Also return a report about it.
+
+    The instructions are no message of the request, so the messages' own search for lists does not see them.
+    """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()
     found = cut(history.messages[:1], {})
@@ -553,14 +585,12 @@ def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextLi
 
 
 class _LeftOut(RequestError):
-    """The template drops documents."""
-
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message, param=param)
 
 
 def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], shift: int) -> None:
-    """Raise _LeftOut unless the rendered prompt has one place for the documents of each message with some in its text."""
+    """Raise _LeftOut unless the rendered prompt shows exactly one place for each list of documents in a text."""
     counts = {at: 0 for at, documents in sets.items() if documents.in_text}
     for piece in pieces if counts else ():
         if piece.message in counts:
@@ -572,9 +602,9 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
 
 
 def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
-    """Return a chat whose client reads its program's numbers.
+    """Return the chat with the numbers that its client reads instead of ids.
 
-    trails: before each message and after the last; empty if answers are not put back.
+    trails: one before each message and one after the last; empty if answers do not get their ids back later.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
@@ -584,12 +614,12 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the first piece is the template's: that piece contains BOS or gets it."""
+    """Return whether the first piece is the template's own. Such a piece contains BOS, or BOS is added to it."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
 def _mark(parts: list[Fixed | DocumentSet], ends: Mapping[int, int], breakpoints: Breakpoints) -> None:
-    """Note the breakpoint of each message in its last part. ends: the index of the last part, by message."""
+    """Store the breakpoint of each message in its last part. ends: the index of the last part, by message."""
     for message, pin in breakpoints.items():
         if message in ends and isinstance(part := parts[ends[message]], Fixed):
             parts[ends[message]] = replace(part, pin=pin)

@@ -2,7 +2,8 @@
 
     magic | digest | content
 
-Nothing is synchronised: a failing machine may lose the newest files. A torn file is noticed when it is read.
+Files are not synced to the disk, so a machine that fails may lose the newest files. A torn file is noticed when it is
+read.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Make = Callable[[], Iterable[bytes]]
 
 
 class DamagedFile(ValueError):
-    """A file whose content is not what was written."""
+    """The content of a file differs from what was written."""
 
 
 def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
-    """Return the parts of a file with this content."""
+    """Return the parts of a file that has this content."""
     return [magic, _digest(content), content]
 
 
@@ -54,8 +55,8 @@ def _digest(content: bytes | memoryview) -> bytes:
 class ChatFiles:
     """The files of a folder, and the thread that writes them.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A new change replaces the
-    waiting change of the same file, so no more changes wait than there are files.
+    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A new change of a
+    file replaces a change of the same file that still waits. So there are never more waiting changes than files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,31 +74,32 @@ class ChatFiles:
             raise
 
     def write(self, name: str, make: Make) -> None:
-        """Queue a file to write. make: called by the writing thread. From any thread."""
+        """Queue a file to be written. Any thread may call it. make: returns the content; called by the writing thread."""
         self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Queue files to delete. From any thread."""
+        """Queue files to be deleted. Any thread may call it."""
         self.change(dict.fromkeys(names))
 
     def change(self, makes: Mapping[str, Make | None]) -> None:
-        """Queue files to write, and with None files to delete. From any thread."""
+        """Queue files to be written; a file whose value is None is deleted. Any thread may call it."""
         with self._changed:
             self._waiting |= makes
             self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until all changes are done; return whether they were in time. From any thread but the event loop's."""
+        """Wait until all changes are done, and return whether they were done in time. Not for the event loop's thread."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
     def load(
         self, suffix: str, max_bytes: int, decode: Callable[[bytes], T], name: Callable[[T], str]
     ) -> list[tuple[T, float]]:
-        """Return the decoded content and the time of the newest files, `max_bytes` in all, whose names end with `suffix`.
+        """Return the content of the files whose names end with `suffix`, each with the time when it was written.
 
-        decode: reads a file; raises DamagedFile. name: returns the file name that a content belongs to. Older files are
-        deleted. So are damaged files and copies under another name, with one warning for all of them.
+        max_bytes: the newest files of this total size are loaded, and older files are deleted. decode: decodes the
+        bytes of a file; raises DamagedFile. name: returns the file name that belongs to a content. Damaged files, and
+        copies with another name, are deleted too, with one warning for all of them.
         """
         found: list[tuple[T, float]] = []
         refused: list[str] = []
@@ -117,9 +119,9 @@ class ChatFiles:
         return found
 
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
-        """Return the newest files, `max_bytes` in all, whose names end with `suffix`, each with its time.
+        """Return the newest files whose names end with `suffix`, up to `max_bytes` in all, each with its time.
 
-        Older files are deleted. So is a file that alone is larger: the server writes no such file.
+        Older files are deleted. A file that alone is larger is also deleted, since the server never writes such a file.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
@@ -138,7 +140,7 @@ class ChatFiles:
         return found
 
     def close(self, seconds: float = 10.0) -> None:
-        """Carry out the waiting changes, for `seconds` at most."""
+        """Carry out the changes that wait, for `seconds` at most."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -178,7 +180,7 @@ class ChatFiles:
             self._failing = False
 
     def _change(self, path: Path, make: Make | None) -> None:
-        """Write a file under another name and rename it, or delete it. Raises OSError."""
+        """Delete a file, or write it under another name and then rename it. Raises OSError."""
         if make is None:
             path.unlink(missing_ok=True)
             return

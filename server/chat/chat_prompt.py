@@ -1,4 +1,4 @@
-"""A prompt in parts: fixed text and sets of documents, whose order is chosen by what is cached."""
+"""A prompt in parts: fixed texts, and sets of documents whose order depends on what is cached."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ PLACE = "\ufdd0"  # marks the place of documents in a message's text: no charact
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
-    """Tokens (int32) in a fixed place. label: their origin, in words. ends: whether a node of the prefix tree ends here.
+    """Tokens (int32) in a fixed place of a prompt.
 
-    repeated: names of earlier texts that are referred to instead of shown again. pin: the seconds for which a breakpoint
-    after these tokens pins the prompt so far; 0: the breakpoint pins nothing; None: no breakpoint. is_question: the text is
-    a user's.
+    label: where they come from, in words. ends: whether a node of the prefix tree ends after them. repeated: the names
+    of earlier texts that the prompt refers to, instead of showing them again. pin: the seconds for which a breakpoint
+    after these tokens pins the prompt up to here; 0: the breakpoint pins nothing; None: there is no breakpoint.
+    is_question: the text is a user's.
     """
 
     tokens: np.ndarray
@@ -47,15 +48,17 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentSet:
-    """The documents of one turn in retrieval rank. tokens: of each document. hint: tokenises an order hint; None: no hints.
+    """The documents of one turn, in retrieval order. A rank is a place in this order.
 
-    repeated: ids of documents that an earlier turn shows and this one omits. location: the tokens that say so.
-    ranking: the ids of all documents in rank, repeated ones included; empty if none is repeated.
-    order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
-    in_text: the documents stand at PLACE in the message's text, else before it. number_of: pairs of a document's id and the
-    number that a program gave it, for all documents, repeated ones included.
-    best: the place of the first document. best_price_ms: the gain for which the first document may stand elsewhere; under
-    `free` its place is the first. 0: `best` alone decides.
+    tokens: the tokens of each document. hint: tokenises a line that names the order; None: there are no such lines.
+    repeated: the ids of documents that this turn omits because an earlier turn shows them. location: the tokens that
+    refer to them. ranking: the ids of all documents in retrieval order, with the repeated ones; empty if none is
+    repeated. order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
+    in_text: the documents stand at PLACE in the message's text, and not before the text. number_of: pairs of a
+    document's id and the number that the client's program gave it, for all documents, with the repeated ones.
+
+    best: the place of the most relevant document. best_price_ms: the time that another place must save so that the
+    document may stand there; under `free` its usual place is the first. 0: `best` alone decides.
     """
 
     documents: tuple[Document, ...]
@@ -73,7 +76,7 @@ class DocumentSet:
     best: str = "free"
     best_price_ms: float = 0.0
     longest_hint: int = -1  # tokens; -1: count them
-    keys: tuple[str, ...] = field(init=False)  # of the documents, in rank
+    keys: tuple[str, ...] = field(init=False)  # the keys of the documents, in retrieval order
     key_set: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,21 +87,21 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that the set can take; the exact number once its order is chosen."""
+        """The most tokens that the set can take. The number is exact once the order is chosen."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """Return the tokens (int32) after documents in this order; empty if no document moved or is repeated."""
+        """Return the tokens (int32) that follow the documents in this order; empty if no document is moved or repeated."""
         _, hint = self.hint_of(order)
         return np.concatenate([self.location, hint]) if len(hint) else self.location
 
     def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
-        """Return the line that names the ranking, and its tokens; both empty if no document moved.
+        """Return the line that names the retrieval order, and the line's tokens.
 
-        The hint ranks repeated documents, too: "most relevant" is not the best of the new documents alone. A hint longer
-        than `longest_hint` is dropped, because the prompt has no room for it: in an odd vocabulary a hint may name fewer
-        documents in more tokens.
+        Both are empty if no document is moved. The line also ranks repeated documents, since the most relevant document may
+        be one of them. A line with more tokens than `longest_hint` is dropped, because the prompt has no room for it. This
+        can happen with an unusual vocabulary, where a line that names fewer documents may have more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -107,25 +110,25 @@ class DocumentSet:
         return (text, hint) if len(hint) <= self.longest_hint else ("", NO_TOKENS)
 
     def placed(self, order: Sequence[int]) -> Iterator[tuple[Document, np.ndarray, int, bool]]:
-        """Yield each document in this order, with its tokens, its retrieval rank from 1, and whether it has moved."""
+        """Yield the documents in this order: each with its tokens, its rank from 1, and whether it has moved."""
         ranks = {id: rank for rank, id in enumerate(self.ranking, 1)}
         for place, at in enumerate(order):
             document = self.documents[at]
             yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
-        """Return the set without a hint; unchanged if its order is chosen already."""
+        """Return the set without the line that names its order. A set whose order is chosen stays unchanged."""
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the hint for the reversed ranking: it names the most documents, all or all but one."""
+        """Count the tokens of the line that names the reversed order. This line names the most documents."""
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
             return 0
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
     def _ranked(self, order: Sequence[int]) -> str:
-        """Return the hint of documents in this order."""
+        """Return the line that names the retrieval order, for documents that stand in this order."""
         ids = [document.id for document in self.documents]
         return rank_hint([ids[at] for at in order], self.ranking or ids)
 
@@ -142,9 +145,11 @@ Part = Fixed | DocumentSet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlace:
-    """A cached path of a set's documents. node, rank: the end and the rank of the last document. before: the path to it.
+    """A path of cached documents of a set, in the prefix tree.
 
-    gap: the last tokens of the path that a prompt reuses only if more is cached after them; 0: a prompt may continue here.
+    node, rank: the end of the path, and the rank of its last document. before: the path without the last document; None:
+    this path has no document. gap: how many tokens at the end of the path are reused only if more is cached after them; 0: a
+    prompt may continue here.
     """
 
     node: Run
@@ -153,7 +158,7 @@ class CachedPlace:
     gap: int = 0
 
     def order(self) -> list[int]:
-        """Return the ranks of the documents on the path, in order."""
+        """Return the ranks of the documents on the path, in the path's order."""
         ranks: list[int] = []
         place: CachedPlace = self
         while place.before is not None:
@@ -163,22 +168,22 @@ class CachedPlace:
 
 
 class CachedPrompt:
-    """One prompt's parts against the tree. Valid while the tree does not change, so for one arrangement."""
+    """What the prefix tree has of one prompt's parts. Valid only while the tree does not change."""
 
     def __init__(self, tree: PrefixIndex, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
         sets = [at for at, part in enumerate(parts) if isinstance(part, DocumentSet)]
         self._next_set = dict(pairwise([*sets, None]))  # by the index of a set
         self._found: dict[tuple[int, Run], Arrangement] = {}  # by the index of a set and the node before it
-        self._worth: dict[tuple[int, Run], int] = {}  # by the same: the tokens cached after the node
+        self._worth: dict[tuple[int, Run], int] = {}  # by the same keys: the tokens cached after the node
         self._ends: dict[tuple[int, Run], tuple[Run | None, int]] = {}  # by the index of a set and its last node
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text after it
 
     def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
-        """Return the best order, as ranks, of the set at `index` after `node`.
+        """Return the best order, as ranks, for the set at `index` if it follows `node`.
 
-        node: None if the prompt is not cached so far. waiting: for each request that would share this order, the keys of
-        its documents.
+        node: None if the prompt is not cached up to the set. waiting: for each request that would share the order, the
+        keys of its documents.
         """
         part = self._set(index)
         if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
@@ -189,7 +194,7 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens after a wholly placed set, from its hint on, together with the gap of its place."""
+        """Count the reusable tokens after a set's last document, from the set's hint on, and add the gap of `place`."""
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
         if node is not None and worth:
@@ -197,9 +202,10 @@ class CachedPrompt:
         return place.gap + length if length else 0
 
     def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
-        """Return the node before the next set, None if it is not cached, and the number of reusable tokens after `node`.
+        """Return the node before the next set, and the number of reusable tokens between the two sets.
 
-        The set at `index` is wholly placed and ends with `node`. The reusable tokens are its hint and the text after it.
+        node: the end of the last document of the set at `index`. The counted tokens are the set's hint and the text
+        after it. The returned node is None if the tree does not have all of these tokens.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -223,7 +229,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose the order of a set after `origin`; all later sets are settled by now."""
+        """Choose the order of a set after `origin`. The orders of all later sets are chosen already."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -254,7 +260,11 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
-        """Return whether `free` reused tokens after a node, instead of `in_place` ones, save more than `price_ms`."""
+        """Return whether the better reuse saves more than `price_ms`.
+
+        in_place: how many tokens after the node are reused if the best document keeps its place. free: how many if it
+        may move.
+        """
         if node is None or free <= in_place:
             return False
         return 1000 * self.tree.seconds(node.end + round(in_place), round(free - in_place)) > price_ms
@@ -285,9 +295,9 @@ class CachedPrompt:
 
 
 class CachedDocuments:
-    """One set of documents after a node: an `ordering.Index` whose positions are `CachedPlace`s.
+    """The cached documents of one set after a node, as an `ordering.Index` whose positions are `CachedPlace`s.
 
-    A document that a running request is about to compute counts as cached: the later request waits and shares it.
+    A document that a running request will compute counts as cached, since the later request waits for it and shares it.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
@@ -321,7 +331,7 @@ class CachedDocuments:
 
 
 class ChatPrompt:
-    """The parts of a prompt, in order. Satisfies `slots.request.Prompt`."""
+    """A prompt as a list of parts. Implements `slots.request.Prompt`."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -333,11 +343,11 @@ class ChatPrompt:
         self.prefix = np.concatenate([NO_TOKENS, *runs])
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
+        """Choose the order of each set of documents, by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
         before: list[np.ndarray] = []  # tokens before the first set
-        previous: int | None = None  # index of the set before
+        previous: int | None = None  # the index of the set before this part
         order: Sequence[int] = ()
         has_moved = False
         for index, part in enumerate(self.parts):
@@ -362,16 +372,16 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse with its unordered documents in retrieval rank."""
+        """Count the tokens that the prompt would reuse if its unordered documents stood in retrieval order."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
         return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Return, for each waiting prompt that is equal up to part `index`, the keys of its documents there.
+        """Return the keys of the documents at part `index` of each waiting prompt that is equal up to this part.
 
-        Only the first set without an order qualifies: its order decides the tokens before all later sets.
+        This works only for the first set without an order, since its order decides the tokens before all later sets.
         """
         if index != self._first_free:
             return []
@@ -380,9 +390,10 @@ class ChatPrompt:
 
 
 class SeparatePrompt(ChatPrompt):
-    """A prompt whose documents are read separately, each directly after the text before the first document.
+    """A prompt whose documents are read separately, each as if it directly followed the text before the first document.
 
-    The documents keep retrieval rank or the order of an earlier turn: reuse does not depend on their order.
+    The documents stay in retrieval order, or in the order of an earlier turn, since reuse does not depend on their
+    order.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -391,7 +402,7 @@ class SeparatePrompt(ChatPrompt):
         self.prefix = self._layout.tokens
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Return the only layout."""
+        """Return the only possible layout."""
         return self._layout
 
     def _lay_out(self) -> Layout:
@@ -412,19 +423,19 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return the set in retrieval rank, unless it has an order."""
+    """Return the set in retrieval order. A set that has an order stays unchanged."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node that ends exactly with `runs` after `node`, if there is one."""
+    """Return the node that ends exactly after these runs of tokens, which follow `node`; None if there is none."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part, unordered documents in retrieval rank."""
+    """Yield the tokens of a part. Documents without an order are in retrieval order."""
     if isinstance(part, Fixed):
         yield part.tokens
     else:
@@ -473,7 +484,6 @@ class _LayoutBuilder:
         self._documents.append(placed)
 
     def add_separate(self, document: Document, tokens: np.ndarray, rank: int, moved: bool) -> None:
-        """Add a document that is read separately."""
         if self._prefix is None:
             self._prefix = np.concatenate([NO_TOKENS, *self._tokens])
             self._stops.append(self._length)
@@ -503,7 +513,7 @@ class _LayoutBuilder:
         )
 
     def _end_in_text(self) -> None:
-        """Count the last token of the last document as text: the last token of a prompt is always computed."""
+        """Count the last token of the last document as text, since the last token of a prompt is always computed."""
         last = self._moved.pop()
         self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
         if last.moves_from < last.stop - 1:

@@ -1,4 +1,7 @@
-"""Citations of pasted documents: the model writes ids, the client reads the numbers of its program, later turns have ids."""
+"""Citations of pasted documents: the model writes ids, and the client reads the numbers of its program instead.
+
+When the client sends an answer back, its numbers become ids again.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ LEAST_PART = 4  # digits of an id that is cut: fewer may be a word or a number
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Citations:
-    """The program's numbers of a prompt's documents, by the ids that the model sees.
+    """The numbers that a client's program gave to documents, by the ids that the model sees.
 
-    trail: of what was said so far; empty where the answer is not put back. owed: the end of the answer's beginning that the
-    client did not get, a part of an id.
+    trail: a digest of all messages so far; empty if the answer's ids are not restored later. owed: the last characters
+    of a continued answer that the client did not get, because they are a part of an id.
     """
 
     number_of: Mapping[str, str]
@@ -46,9 +49,10 @@ class Citations:
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
-        """Return the citations of sets in the order of their turns.
+        """Return the citations of sets of documents, which are in the order of their turns.
 
-        If a later list gives a number to another document, the earlier document loses the number: its id stays as it is.
+        If a later set gives a number to another document, the earlier document loses the number. The client then reads
+        that document's id.
         """
         number_of: dict[str, str] = {}
         taken: set[str] = set()
@@ -59,17 +63,23 @@ class Citations:
         return cls(number_of, trail)
 
     def owing(self, written: str, sent: str) -> Citations:
-        """Return them for an answer that goes on. written: its beginning in the prompt. sent: the same from the client."""
+        """Return the citations for an answer that continues a message.
+
+        written: the message in the prompt, with ids. sent: the same message as the client sent it.
+        """
         text = NumberedText(self)
         shown, part = text.push(written), text.pending
         return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
 
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
-        """Return a maker of readers for the client. make: makes readers of what the model wrote. owed: stands before."""
+        """Return a function that makes readers for the client.
+
+        make: makes readers of what the model wrote. owed: characters that precede the answer's text.
+        """
         return lambda: _NumberedReader(make(), self, owed)
 
     def shown(self, text: str) -> str:
-        """Return a text of whole words with numbers in place of ids."""
+        """Return a text with numbers in place of ids. The text must start and end at the edge of a word."""
         return ID.sub(self._number, text)
 
     def _number(self, id: re.Match[str]) -> str:
@@ -77,30 +87,30 @@ class Citations:
 
 
 class NumberedText:
-    """A text of an answer as it comes, with numbers in place of ids. A piece that may begin an id waits for the next one.
+    """The text of an answer as it is generated, with numbers in place of ids.
 
-    pending: such a piece.
+    pending: a piece that may be the start of an id, and so waits for the next piece.
     """
 
     def __init__(self, citations: Citations, pending: str = "") -> None:
         self._citations, self.pending = citations, pending
-        self._before = ""  # the character in front of it; an underscore for one of a word
+        self._before = ""  # the character before `pending`; an underscore if it belongs to a word
 
     def push(self, text: str) -> str:
-        """Add text; return what is settled by it."""
+        """Add text, and return the text that is certain now."""
         text = self._before + self.pending + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
         self.pending = word[0] if word and word[0] in self._citations.prefixes else ""
         return self._shown(text[: len(text) - len(self.pending)])
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return what was held back; nothing of an id that was cut, which says nothing to a client."""
+        """Return the text that was kept back. A part of an id is dropped if the answer was cut in it."""
         is_part = is_cut and len(self.pending) < ID_DIGITS and (len(self.pending) >= LEAST_PART or self._before == "[")
         text, self.pending = self._before + ("" if is_part else self.pending), ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
-        """text: begins with what stands before."""
+        """Return a text with numbers in place of ids. text: starts with the character before the new text."""
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
@@ -111,7 +121,7 @@ class _NumberedReader:
     def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
         self._text = NumberedText(citations, owed)
-        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the text has come with
+        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the newest text came from
 
     def push(self, text: str) -> list[Fragment]:
         return self._numbered(self._reader.push(text))
@@ -132,7 +142,7 @@ class _NumberedReader:
         return [*shown, replace(fragment, text=text)] if text else shown
 
     def _end(self, is_cut: bool = False) -> list[Fragment]:
-        """End a text, and return what is left of it."""
+        """End a text, and return the rest of it."""
         last, text = self._last, self._text.finish(is_cut)
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
@@ -149,8 +159,6 @@ AMBIGUOUS = b""
 
 
 class _Written(Struct, frozen=True):
-    """An answer as the model wrote it."""
-
     content: str | None
     reasoning: str | None
     arguments: list[str]
@@ -160,11 +168,13 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers as the model wrote them, by the chat before them and the text that the client read. Safe from several threads.
+    """Answers with the ids that the model wrote.
 
-    A number says nothing by itself: so an answer is found as a whole, after the same questions and answers. Instructions do
-    not count, because lists of documents come and go there. If two answers read the same but were written with different
-    ids, their numbers stay. max_bytes: the bound of all answers; the least recently used are dropped first.
+    They are found by the chat before them and the text that the client read. Safe from several threads. A number alone
+    does not identify a document, so an answer is found only as a whole and after the same questions and answers.
+    Instructions do not count, because they contain lists of documents that come and go. If the client read the same
+    text for two answers with different ids, the numbers stay. max_bytes: the most bytes of all answers; the least
+    recently used answers are dropped first.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -173,7 +183,11 @@ class CitedAnswers:
         self._lock = Lock()
 
     def remember(self, trail: bytes, shown: Message, written: Message) -> None:
-        """Keep an answer. trail: of the messages before it. shown: to the client. written: by the model."""
+        """Keep an answer.
+
+        trail: the trail of the messages before it. shown: the answer as the client read it. written: the answer as the
+        model wrote it.
+        """
         key, answer = _key(trail, shown), msgspec.msgpack.encode(_written(written))
         with self._lock:
             before = self._answers.pop(key, None)
@@ -187,7 +201,10 @@ class CitedAnswers:
                 self.num_bytes -= OVERHEAD + len(evicted)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
-        """Return messages with answers as the model wrote them, and the trails: before each message, and after the last."""
+        """Return the messages with the answers as the model wrote them, and the trails.
+
+        There is a trail before each message, and one at the end.
+        """
         hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
         restored: list[Message] = []
         trails = [hash.digest()]
@@ -207,7 +224,7 @@ class CitedAnswers:
 
 
 def _key(trail: bytes, message: Message) -> bytes:
-    """Return a digest of a message after a trail: of its role, its text and its calls."""
+    """Return a digest of a message's role, text and calls, and of the trail before it."""
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})
     return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
@@ -223,7 +240,10 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that came back, with the texts that the model wrote. Reasoning that the client dropped stays out."""
+    """Return a message that came back, with the texts as the model wrote them.
+
+    Reasoning that the client dropped stays out.
+    """
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):
         restored["reasoning_content"] = written.reasoning

@@ -1,8 +1,8 @@
-"""Histories that clients shorten: the next request is learnt, and computed ahead.
+"""Histories that clients shorten: learn how a client does it, and predict its next request.
 
-A client asks for a summary of all messages. Then it goes on with a new history, which starts with the summary between the
-client's own words. These words are learnt the first time that an answer comes back so. When the same question is answered
-again, the start of the new history is known before the client sends it.
+A client asks for a summary of all messages. Then it starts a new history with the summary between words of its own. The
+server learns these words when the summary comes back for the first time. When the client asks the same question for a
+summary again, the server knows the start of the new history before the client sends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part with which 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An answer that may come back. question: the answered message, as JSON. texts: its text, and the part in a tag."""
+    """An answer that may come back as a summary.
+
+    question: the message that was answered, as JSON. texts: the text of the answer, and its part inside a tag, if there
+    is one.
+    """
 
     question: bytes
     texts: tuple[str, ...]
@@ -36,10 +40,11 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """A history that started with an answer. question: the message that was answered. options: of the request, as JSON.
+    """A history that started with an earlier answer as its summary.
 
-    first: the messages before the one with the answer. before, after: the text of that message around the answer. All are
-    JSON. place: the index of the text that came back in `Summary.texts`.
+    question: the message that the answer had answered. options: the fields of the request. first: the messages before
+    the one with the summary. before, after: the text of this message before and after the summary. All these are JSON.
+    place: which of `Summary.texts` was used.
     """
 
     question: bytes
@@ -50,16 +55,17 @@ class Shortened:
     place: int
 
     def chat(self, text: str) -> ChatRequest:
-        """Return the request whose history starts with another answer."""
+        """Return the request that would start the same way with another summary. text: the summary."""
         messages = map(msgspec.json.decode, (*self.first, self.before + _escaped(text) + self.after))
         return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
 
 
 @dataclass(slots=True, eq=False)
 class Compaction:
-    """How a session shortens its history. answers: the newest. shortened: the last history that started with an answer.
+    """How the client of a session shortens its history.
 
-    kept: what the client keeps of a history that this server shortens.
+    answers: the newest answers. shortened: the last history that started with a summary. kept: what the client keeps of
+    histories that this server shortens.
     """
 
     answers: tuple[Summary, ...] = ()
@@ -68,16 +74,17 @@ class Compaction:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of memory, about."""
+        """About how many bytes of memory the object takes."""
         texts = [text for one in self.answers for text in (one.question, *one.texts)]
         if (found := self.shortened) is not None:
             texts += [found.question, found.options, *found.first, found.before, found.after]
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat; return the likely next request, if the client has shortened a history like this before.
+        """Note an answered chat.
 
-        options: the request as JSON, without its messages. entries: the messages and the answer.
+        Return the likely next request, if the client has shortened a history like this before. options: the fields of
+        the request without its messages, as JSON. entries: the messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)
@@ -95,7 +102,7 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return how a chat starts, if the first message after its instructions has an earlier answer in it."""
+        """Return how a chat starts, if its first message after the instructions contains an earlier answer."""
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
@@ -109,7 +116,7 @@ class Compaction:
 
 
 def _texts(answer: HistoryMessage) -> tuple[str, ...]:
-    """Return the texts by which an answer may come back; none for a short or a very long answer."""
+    """Return the texts in which an answer may come back; none if the answer is short or very long."""
     if len(answer.said) > LONGEST_SUMMARY or not isinstance(text := answer.message.get("content"), str):
         return ()
     inner = INNER.search(text)

@@ -1,4 +1,4 @@
-"""Translate what clients write in a chat into this server's words: refusals, images, old calls, marks of the cache."""
+"""Converts what clients write in a chat to this server's form: unreadable parts, images, old calls, cache breakpoints."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ Breakpoints = Mapping[int, float]
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-    """Return a chat in this server's words, its breakpoints, and a warning for what the model is not shown.
+    """Return a chat in this server's form, its breakpoints, and warnings about parts that the model does not see.
 
-    An unreadable part is refused in a user's last message, since the question may be about it. Elsewhere a line of text
-    replaces the part, or nothing: the thread must go on. takes_documents: a result that is a list of documents stays one.
+    An unreadable part of the user's last message is refused, since the question may be about it. Elsewhere a line of
+    text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
+    takes_documents: a tool result that is a list of documents stays a list.
 
-    A breakpoint counts at the end of its message. A tool's breakpoint counts at the end of the instructions, a request's at
-    the end of the last message. Raises RequestError.
+    A breakpoint applies at the end of its message. A breakpoint on a tool applies at the end of the instructions, and a
+    breakpoint on the request at the end of the last message.
     """
     request, hosted = _without_hosted(request)
     taken = _Taken(request, takes_documents)
@@ -80,10 +81,10 @@ def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatReque
 
 
 class _Taken:
-    """The translated messages of a chat. is_marked: a message has a mark.
+    """The messages of a chat in this server's form. is_marked: a message has a cache breakpoint.
 
-    not_shown: parts replaced by a line, counted by kind. left_out: dropped parts, by kind. unconstrained: tools whose free
-    text should fit a grammar.
+    not_shown: the parts that a line replaces, counted by kind. left_out: the parts that were dropped, counted by kind.
+    unconstrained: the tools whose free text should fit a grammar.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -103,7 +104,7 @@ class _Taken:
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
-        """Return the tools, those with free text as functions."""
+        """Return the tools. Those that take free text become functions."""
         return [self._function(tool) if _custom_of(tool) else tool for tool in tools]
 
     def _function(self, tool: Fields) -> Fields:
@@ -115,7 +116,10 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint after a message. control: may have a time; the longest time of a message counts."""
+        """Note a breakpoint after a message. control: may have a time.
+
+        Of several times for a message, the longest counts.
+        """
         times = (control.get("ttl") if isinstance(control, dict) else None, self._ttl)
         self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), *map(seconds_of, times))
 
@@ -153,7 +157,7 @@ class _Taken:
         return self._pairs.answer(message) if role in TOOLS else message
 
     def _calls(self, message: Fields, more: Sequence[Fields], at: int) -> Fields:
-        """Return the field of a message's calls, if it changes. more: calls that are parts of the content."""
+        """Return the field with a message's calls, if it changes. more: calls that are parts of the content."""
         given = message.get("tool_calls")
         if isinstance(old := message.get("function_call"), dict) and not given:
             given = [{"id": ON.format(at), "type": "function", "function": old}]
@@ -168,7 +172,7 @@ class _Taken:
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
 
     def _content(self, message: Fields, role: str, at: int) -> Fields:
-        """Return the changed fields for a content that is no text: a text or parts of text, its reasoning and its calls."""
+        """Return the fields that change for a content that is not text. The new content is a text or parts of text."""
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
             if is_question:
@@ -211,7 +215,10 @@ class _Taken:
         return _without_marks(part)
 
     def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
-        """Return the text part that replaces a part, or none. Raises RequestError for an unreadable part of the question."""
+        """Return the text part that replaces a part; None: nothing does.
+
+        Raises RequestError for an unreadable part of the question.
+        """
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             return [part]
         read = read_part(part)
@@ -224,20 +231,20 @@ class _Taken:
 
 
 def _is_data(part: JsonValue) -> bool:
-    """Return whether a part of a result is a bare value from a tool, without a type."""
+    """Return whether a part of a tool's result is a bare value that has no type."""
     if isinstance(part, dict):
         return not isinstance(part.get("type"), str) and part.keys() != {"text"}
     return part is not None and not isinstance(part, str)
 
 
 def seconds_of(ttl: JsonValue) -> float:
-    """Return the seconds of a time such as 5m, at most `LONGEST_PIN`; 0 for any other value."""
+    """Return a duration such as 5m in seconds, at most `LONGEST_PIN`; 0 for any other value."""
     found = TTL.fullmatch(ttl) if isinstance(ttl, str) else None
     return min(float(found[1]) * SECONDS[found[2]], LONGEST_PIN) if found else 0.0
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
-    """Return whether the end of the prompt is a breakpoint with a time: the default for options with a ttl."""
+    """Return whether the end of the prompt is a breakpoint with a time, which is the default if the options have a ttl."""
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
 
 
@@ -255,21 +262,24 @@ UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced
 
 
 def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
-    """Return the description of a tool with free text, and whether it has a grammar, which the description then shows."""
+    """Return the description of a tool that takes free text, and whether the tool has a grammar.
+
+    A grammar is added to the description.
+    """
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return text, False
-    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # a chat's form, and a response's
+    grammar = nested if isinstance(nested := form.get("grammar"), dict) else form  # in the form of a chat, or of a response
     return f"{text}\n\nThe input fits this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}".strip(), True
 
 
 def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
-    """Return the names of the tools whose calls are free text."""
+    """Return the names of the tools that take free text."""
     return frozenset(str(custom.get("name")) for tool in tools or () if (custom := _custom_of(tool)))
 
 
 def _custom_of(tool: JsonValue) -> Fields:
-    """Return the field `custom` of a tool with free text, of its call or of its choice; empty for all others."""
+    """Return the field `custom` of a tool with free text, of a call of it or of its choice; empty for anything else."""
     custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
     return custom if isinstance(custom, dict) else {}
 
@@ -292,7 +302,7 @@ def _function_choice(choice: JsonValue) -> JsonValue:
 
 
 def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
-    """Return a chat without the tools that only another server runs, and the names of these tools' kinds."""
+    """Return the chat without tools that only another server runs, and a text with the kinds of these tools."""
     hosted = [str(tool["type"]) for tool in request.tools or () if _is_hosted(tool)]
     if not hosted:
         return request, ""
@@ -305,7 +315,7 @@ def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
 
 
 def _is_hosted(tool: JsonValue) -> bool:
-    """Return whether another server runs a tool: it is neither a function nor a tool with free text."""
+    """Return whether another server would run a tool: it is neither a function nor a tool with free text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     own = ("function", "custom")
     return isinstance(kind, str) and kind not in own and not any(isinstance(tool.get(name), dict) for name in own)

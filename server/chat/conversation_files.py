@@ -1,7 +1,7 @@
-"""Stored conversations on disk: a thread writes them, and the start reads them.
+"""Stored conversations on disk. A thread writes them, and the server reads them when it starts.
 
-An entry of a history is in the file of the first answer that was stored with it. Other answers of the conversation refer to
-the entry by its number.
+The file of an answer contains the entries of the history that were first stored with this answer. Other answers of the
+conversation refer to these entries by number.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ Length = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
-    """An answer with its place in a conversation.
+    """An answer and its place in a conversation.
 
-    number: from the count of the conversation's answers, entries and changes of the head. headed: the number of the last
-    change that made the answer the head; 0: it never was. parent: the id of the stored answer that this one continues;
-    empty: none. history: the numbers of its entries, in order. entries: by number, those first stored with this answer.
-    record: the answer's API object as JSON, for APIs that show it again.
+    number: the answer's number; a conversation numbers its answers, entries and changes of the head together. headed:
+    the number of the last change that made this answer the head; 0: it never was the head. parent: the id of the stored
+    answer that this one continues; empty: none. history: the numbers of the entries of its history, in order. entries:
+    the entries that were first stored with this answer, by number. record: the answer's API object as JSON, for APIs
+    that show it again.
     """
 
     scope: str
@@ -65,14 +66,14 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """The model's part in a history: the size of its vocabulary, and how a text of a scope becomes tokens (int32)."""
+    """What stored histories need of a model: the size of its vocabulary, and the function that tokenises a scope's text."""
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]
 
 
 def file_name(scope: str, answer: str) -> str:
-    """Return the name of an answer's file: always the same for a scope and an answer, and revealing neither."""
+    """Return the name of an answer's file. It depends on scope and answer only, and reveals neither."""
     return hashlib.blake2b(msgspec.msgpack.encode([scope, answer]), digest_size=16).hexdigest() + SUFFIX
 
 
@@ -111,7 +112,6 @@ class _Documents(_Strict, frozen=True, kw_only=True):
         )
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> DocumentSet:
-        """Return the DocumentSet. Raises DamagedFile."""
         ranks = list(range(len(self.documents)))
         fits = len(self.tokens) == len(ranks) and (self.order is None or sorted(self.order) == ranks)
         if not fits or self.policy not in ORDERS:
@@ -156,8 +156,6 @@ class _Entry(_Strict, frozen=True, kw_only=True):
 
 
 class _Message(Struct, frozen=True):
-    """The field that every message has."""
-
     role: str
 
 
@@ -181,13 +179,13 @@ MESSAGES, FILES = msgspec.json.Decoder(_Message), msgspec.msgpack.Decoder(_File)
 
 
 def encode(stored: StoredAnswer) -> list[bytes]:
-    """Return the parts of a stored answer's file."""
+    """Return the parts of the file of a stored answer."""
     entries = {number: _Entry.of(entry) for number, entry in stored.entries.items()}
     return with_checksum(MAGIC, msgspec.msgpack.encode(_File(**_fields_of(stored, STORED), entries=entries)))
 
 
 def decode(data: bytes, vocabulary: HistoryVocabulary) -> StoredAnswer:
-    """Return the stored answer of a file. Raises DamagedFile."""
+    """Return the stored answer in a file. Raises DamagedFile."""
     try:
         file = FILES.decode(checked_content(MAGIC, data))
         entries = {number: entry.read(file.scope, vocabulary) for number, entry in file.entries.items()}
@@ -224,23 +222,26 @@ logger = logging.getLogger("slotcache.conversations")
 
 
 class ConversationFiles(ChatFiles):
-    """Stored answers in a folder, a file for each, so that conversations outlive a restart.
+    """The stored answers in a folder, one file for each, so that conversations survive a restart.
 
-    The folder belongs to one server: the server that has the entries in memory numbers them.
+    The folder belongs to one server, since only the server that has the entries in memory can number them.
     """
 
     def put(self, stored: StoredAnswer) -> None:
-        """Queue an answer to write. From any thread."""
+        """Queue an answer to be written. Any thread may call it."""
         self.write(stored.file_name, partial(encode, stored))
 
     def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers, with files of `max_bytes` in all, each with the time of its file: see `load`."""
+        """Return the newest answers and the times of their files. max_bytes: the total size of these files; see `load`."""
         read = partial(decode, vocabulary=vocabulary)
         return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:
-    """Return the files of a folder, or of the first folder next to it that no other server has. Raises FolderError."""
+    """Return the conversations in a folder. Raises FolderError.
+
+    If another server has the folder, the result is the first free folder next to it.
+    """
     for place in places(folder):
         with contextlib.suppress(BlockingIOError):
             files = ConversationFiles(place)
@@ -251,5 +252,5 @@ def free_conversation_files(folder: Path) -> ConversationFiles:
 
 
 def seconds_since(written: float) -> float:
-    """Return the age of a file; 0 for a time in the future, which remains after a clock is set back."""
+    """Return the age of a file in seconds; 0 if its time is in the future, since the clock may have been set back."""
     return max(time.time() - written, 0.0)

@@ -1,7 +1,7 @@
-"""Stored conversations in memory: where a turn continues, what it adds, what is evicted.
+"""Stored conversations in memory: where a turn continues, what it adds, and what is evicted.
 
-A conversation is a tree of answers: two requests that continue one answer start two branches. Each answer is stored with its
-whole history, in entries that branches share. Scopes never share a conversation.
+A conversation is a tree of answers: two requests that continue the same answer start two branches. Each answer is
+stored with its whole history. The history consists of entries, which branches share. Scopes never share a conversation.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SHARE = 100  # bytes that an entry takes in the tables of entries, about
 class Conversation:
     """One conversation, from its first request on.
 
-    answers: by id, the history up to and including each answer; empty before the first answer ends, and after the store
-    drops the conversation. records: by id, the API objects of answers as JSON. head: the answer that a request continues if
-    it names only the conversation; after a deletion of the head, the answer before it is the head again. used: the time of
-    the last use, by the store's clock. num_bytes: of memory.
+    answers: for each answer's id, the history up to and including the answer. It is empty until the first answer ends,
+    and after the store has dropped the conversation. records: the API objects of answers as JSON, by id. head: the
+    answer that a request continues if it names only the conversation. If the head is deleted, the answer before it
+    becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in memory.
     """
 
     scope: str
@@ -56,7 +56,7 @@ class Conversation:
     head: str = ""
     num_bytes: int = 0
     forgotten: bool = False
-    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # of the entries
+    _numbers: dict[HistoryMessage, int] = field(default_factory=dict)  # the numbers of the entries
     _places: dict[str, int] = field(default_factory=dict)  # the numbers of the answers
     _first: dict[str, tuple[HistoryMessage, ...]] = field(
         default_factory=dict
@@ -69,7 +69,7 @@ class Conversation:
         self.clear()
 
     def add(self, answer: str, entries: tuple[HistoryMessage, ...], is_head: bool, parent: str = "") -> None:
-        """Store a finished answer. parent: the answer that it continues; empty: none."""
+        """Store a finished answer. parent: the answer that this one continues; empty: none."""
         new = tuple(entry for entry in dict.fromkeys(entries) if entry not in self._numbers)
         self._numbers.update(zip(new, range(self._next, self._next + len(new)), strict=True))
         self._next += len(new) + 1
@@ -78,12 +78,12 @@ class Conversation:
             self._choose(answer)
 
     def attach(self, answer: str, record: bytes) -> None:
-        """Store an answer's API object, as JSON."""
+        """Store the API object of an answer, as JSON."""
         self.num_bytes += getsizeof(record) - getsizeof(self.records.get(answer, b"")) * (answer in self.records)
         self.records[answer] = record
 
     def stored(self, answer: str) -> StoredAnswer:
-        """Return an answer in the form of its file."""
+        """Return an answer in the form that its file has."""
         return StoredAnswer(
             scope=self.scope,
             conversation=self.id,
@@ -98,7 +98,10 @@ class Conversation:
         )
 
     def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
-        """Store the answers of files. Return the answers to write again, and those dropped for gaps in their history."""
+        """Store the answers that were read from files.
+
+        Return the answers to write again, and the answers that were dropped because their history has gaps.
+        """
         answers = sorted(found, key=lambda stored: stored.number)
         entries = {number: entry for stored in answers for number, entry in stored.entries.items()}
         self._numbers = {entry: number for number, entry in entries.items()}
@@ -118,7 +121,10 @@ class Conversation:
         return [heir for heir in dict.fromkeys(heirs) if heir in self.answers], [stored.id for stored in lost]
 
     def remove(self, answer: str) -> list[str]:
-        """Drop an answer. Return the answers whose files change: they get its entries, its parent, or its place as head."""
+        """Drop an answer. Return the answers whose files change.
+
+        These files change because the answers take over entries, get another parent, or become the head.
+        """
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
         self._headed.pop(answer, None)
@@ -148,18 +154,16 @@ class Conversation:
         return list(dict.fromkeys(heirs))
 
     def clear(self) -> None:
-        """Drop all answers."""
         self.answers, self.records, self.head = {}, {}, ""
         self._numbers, self._places, self._first, self._parents, self._headed = {}, {}, {}, {}, {}
         self.num_bytes = OVERHEAD + getsizeof(self.scope) + getsizeof(self.id)
 
     def _choose(self, head: str) -> None:
-        """Make a stored answer the head."""
         self.head, self._headed[head] = head, self._next
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the stored answer that was the head last; if none was, the newest."""
+        """Return the stored answer that was the head most recently; if none was the head, the newest answer."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -172,10 +176,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRef:
-    """The point of a conversation that a request continues, as of the request's arrival.
+    """The point of a conversation that a request continues, fixed when the request arrives.
 
-    answer: the id of the answer before the request; empty for a new conversation. branches: the request named that answer,
-    not the conversation. stores: whether the new answer is to be stored.
+    answer: the id of the answer before the request; empty in a new conversation. branches: the request named this
+    answer, and not the conversation. stores: whether to store the new answer.
     """
 
     conversation: Conversation
@@ -187,12 +191,14 @@ class ConversationRef:
 
     @property
     def id(self) -> str:
-        """The conversation's id."""
         return self.conversation.id
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Return a history with the instructions of the next turn at its start, in place of those of the turn before."""
+    """Return a history that starts with the instructions of the next turn.
+
+    They replace the instructions of the previous turn.
+    """
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept
@@ -206,9 +212,10 @@ def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | N
 
 @dataclass(frozen=True, slots=True)
 class PendingTurn:
-    """A request for an answer. id: of the answer. ref: into its conversation; None: it belongs to no conversation.
+    """A request whose answer is not complete.
 
-    options: the request as JSON, without its messages and documents, which are in `chat`.
+    id: the answer's id. ref: the place in a conversation; None: the request belongs to no conversation. options: the
+    fields of the request as JSON, without its messages and documents, which are in `chat`.
     """
 
     id: str
@@ -218,13 +225,14 @@ class PendingTurn:
 
     @classmethod
     def of(cls, id: str, asked: ChatRequest, chat: ChatHistory, ref: ConversationRef | None) -> Self:
-        """Make the turn of a request whose messages and documents are in `chat`."""
+        """Make the turn of a request. chat: the messages and documents of the request."""
         return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
     def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
-        """Return the whole message of an answer, the key for its ids, and whether it is content alone. text: the model's.
+        """Return the whole message of an answer, the key for its ids, and whether the message is content alone.
 
-        is_cut: the answer reached its limit. For content alone the key is its text, as its ids have no control token.
+        text: what the model wrote. is_cut: the answer ended at its limit. If the message is content alone, the key is
+        its text, since its ids have no control token.
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish(is_cut)])
@@ -235,20 +243,29 @@ class PendingTurn:
         return answer, whole if is_content else answer_key(answer), is_content
 
     def read_shown(self, text: str, is_cut: bool = False) -> Message:
-        """Return the whole message of an answer as its client reads it: with the numbers of the client's program."""
+        """Return the whole message of an answer as the client reads it, with the numbers of the client's program."""
         reader = self.chat.cited_reader()
         return message([*reader.push(text), *reader.finish(is_cut)])
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole answer, as far as they are known. sampled: the ids of the model's text."""
+        """Return the ids (int32) of the whole answer, as far as they are known.
+
+        sampled: the ids that the model generated.
+        """
         return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
-        """Return the history with its answer. sampled: the ids (int32) of the answer, if that is content alone."""
+        """Return the history with the answer at its end.
+
+        sampled: the ids (int32) of the answer, if it is content alone.
+        """
         return (*self.chat.place_entries(layout), HistoryMessage.of(answer, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
-        """Return the answer's field `conversation`. messages: in the prompt. messages_kept: those from the store."""
+        """Return the field `conversation` of the answer; None outside of conversations.
+
+        remembered: whether the answer is stored.
+        """
         if self.ref is None:
             return None
         return {
@@ -265,10 +282,11 @@ logger = logging.getLogger("slotcache.conversations")
 
 
 class Conversations:
-    """The store of conversations. It belongs to the event loop and is not thread-safe.
+    """The store of conversations. For the event loop only; not thread-safe.
 
-    max_age: seconds since the last use; 0: no limit. clock: in seconds. files: the answers' files; None: memory only.
-    turns: returns the turns that the engine has not ended yet. num_evicted: conversations dropped for lack of room.
+    max_age: the seconds after the last use until a conversation is dropped; 0: no limit. clock: returns the time in
+    seconds. files: the files of the answers; None: the store is in memory only. turns: returns the turns that the
+    engine has not ended yet. num_evicted: how many conversations were dropped for lack of room.
     """
 
     def __init__(
@@ -297,26 +315,26 @@ class Conversations:
     # ---- ask -------------------------------------------------------------------------------------------------------
 
     def find(self, scope: str, id: str) -> Conversation | None:
-        """Return a stored conversation by its id."""
         self._expire()
         return self._stored.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
-        """Return a conversation by its id, stored or in its first request."""
+        """Return a conversation by its id. The conversation may be stored, or still in its first request."""
         return self._known.get((scope, id))
 
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
-        """Return the conversation of a stored answer."""
+        """Return the conversation that a stored answer belongs to."""
         self._expire()
         return self._by_answer.get((scope, answer))
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
-        """Return the point that a chat continues; None for a chat outside of conversations.
+        """Return the point of a conversation that a chat continues; None for a chat outside of conversations.
 
-        caches: whether the request may be cached; the answer of an uncached chat is not stored. A response is stored unless
-        its request forbids it. Raises RequestError, 404 for an answer that is not stored.
+        caches: whether the request may be cached. The answer of a chat that may not be cached is not stored; the answer
+        of a response is stored unless its request forbids it. Raises RequestError; its status is 404 for an answer that
+        is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -341,7 +359,7 @@ class Conversations:
         return ConversationRef(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
     def restore(self, vocabulary: HistoryVocabulary) -> None:
-        """Load the conversations of the files. Called once, before any other method."""
+        """Load the conversations from the files. Must be called once, before any other method."""
         if self._files is None:
             return
         groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
@@ -361,20 +379,21 @@ class Conversations:
         logger.info("%d conversations are back, with %d answers", len(self._stored), len(self._by_answer))
 
     def close(self) -> None:
-        """Finish the pending writes."""
+        """Finish the writes that are queued."""
         if self._files is not None:
             self._files.close()
 
     def settle(self) -> None:
-        """Wait until the files match the store. From any thread but the event loop's."""
+        """Wait until the files match the store. Not for the event loop's thread."""
         if self._files is not None:
             self._files.settle()
 
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
-        """Store a complete answer; return whether it is stored now.
+        """Store a complete answer. Return whether it is stored now.
 
-        If the request named the conversation, the answer becomes the head; of several, the last to end. If the request named
-        an answer, the new answer becomes the head only if the named one was; else it is a branch, found by its id.
+        If the request named only the conversation, the answer becomes the head; of several such answers the last to end
+        is the head. If the request named an answer, the new answer becomes the head only if the named one was the head.
+        Otherwise the new answer is a branch, which only its id finds.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:
@@ -395,7 +414,7 @@ class Conversations:
         return key in self._stored
 
     def attach(self, scope: str, answer: str, record: bytes) -> None:
-        """Store an answer's API object as JSON, if the answer is still stored."""
+        """Store the API object of an answer as JSON, if the answer is still stored."""
         conversation = self._by_answer.get((scope, answer))
         if conversation is None:
             return
@@ -406,9 +425,10 @@ class Conversations:
         self._make_room(conversation)
 
     def forget_answer(self, scope: str, answer: str) -> bool:
-        """Drop an answer; return whether it was stored. Answers that continue it keep their whole history.
+        """Drop an answer. Return whether it was stored.
 
-        If it was the head, the answer before it becomes the head.
+        Answers that continue the dropped answer keep their whole history. If it was the head, the answer before it becomes
+        the head.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -425,7 +445,7 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Count a request as unfinished while the block makes its prompt."""
+        """Count a request as unfinished while a `with` block makes its prompt."""
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -435,7 +455,7 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, unfinished ones included; return whether there was any."""
+        """Drop a conversation with all its answers, including unfinished ones. Return whether there was an answer."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:
@@ -452,7 +472,10 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the unstored conversation of this id, a new one if need be. Requests may be running in it."""
+        """Return the conversation of this id, which is not stored. If there is none, make one.
+
+        It may have running requests.
+        """
         key = (scope, id)
         if (conversation := self._known.get(key)) is None:
             conversation = self._known[key] = Conversation(scope, id)
@@ -478,7 +501,10 @@ class Conversations:
         self._stored.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
-        """Share the bounds among these stores, this one included: the least recently used of all is dropped first."""
+        """Share the bounds with these stores, which include this one.
+
+        The least recently used conversation of all is dropped first.
+        """
         self._stores = stores
         self._make_room()
 
@@ -488,7 +514,7 @@ class Conversations:
             self._remove(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
-        """Drop the least recently used conversations. newest: is dropped first if it alone is larger than the bound."""
+        """Drop the least recently used conversations. newest: dropped first if it alone exceeds the bound."""
         if newest is not None and newest.num_bytes > self._max_bytes:
             self._evict(newest, "alone it takes more than there is room for")
         while any(self._stores) and (

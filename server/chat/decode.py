@@ -1,6 +1,6 @@
-"""Decode JSON into structs; errors name the field.
+"""Decodes JSON into structs. Errors name the wrong field.
 
-A struct lists the known fields of a body. The tables here sort all other fields into four kinds:
+A struct lists the known fields of a body. The tables in this module divide all other fields into four kinds:
 
 - A field that a program relies on (content, form or rules of the answer) is refused, unless its value asks for nothing.
 - A wish that an answer can do without (style, length, cost, the tools of others) is a warning in the answer.
@@ -30,8 +30,8 @@ from .body import ChatRequest, Options, TextRequest
 from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
-MAX_WARNINGS = 8  # of a request; further unknown fields are only counted
-MAX_FIELDS = 512  # of a body: each unknown field takes a few microseconds
+MAX_WARNINGS = 8  # warnings about unknown fields; further unknown fields are only counted
+MAX_FIELDS = 512  # fields of a body: each unknown one takes a few microseconds
 MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer value asks for something
 MAX_COMPARED = 40  # characters of a name that is compared with all known names
 
@@ -104,7 +104,7 @@ WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
 
 
 class ToolChoiceFields(Struct):
-    """The fields of a `tool_choice` that is an object."""
+    """The fields of a `tool_choice`, if it is an object."""
 
     type: JsonValue = None
     name: JsonValue = None
@@ -117,8 +117,6 @@ class ToolChoiceFields(Struct):
 
 
 class JsonSchemaFields(Struct):
-    """The fields of `json_schema` in a `response_format`."""
-
     name: JsonValue = None
     description: JsonValue = None
     schema: JsonValue = None
@@ -126,14 +124,14 @@ class JsonSchemaFields(Struct):
 
 
 class ResponseFormatFields(JsonSchemaFields):
-    """The fields of a `response_format`; a schema may stand next to the type."""
+    """The fields of a `response_format`. A schema may stand next to the type."""
 
     type: JsonValue = None
     json_schema: JsonSchemaFields | None = None
 
 
 class FunctionCallFields(Struct):
-    """The fields of a `function_call` that is an object."""
+    """The fields of a `function_call`, if it is an object."""
 
     name: JsonValue = None
 
@@ -164,21 +162,21 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return the fields of a kind of body that are objects with known fields."""
+    """Return those fields of a kind of body that are objects with known fields."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
 
 
 def has_nested(body: Struct, kind: type[Struct]) -> bool:
-    """Return whether a body has an object with known fields."""
+    """Return whether a body contains an object with known fields."""
     return any(isinstance(getattr(body, name, None), Struct | dict) for name in nested(kind))
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
-    """Return a warning for each unknown field. strict: refuse it instead.
+    """Return a warning for each unknown field. strict: refuse unknown fields instead.
 
-    Raises RequestError for a field that a program relies on and that is not supported.
+    Raises RequestError for an unsupported field that a program relies on.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -207,7 +205,10 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field is in these tables and its value asks for nothing. Raises RequestError if it is refused."""
+    """Return whether a field is in the tables of this module, and its value asks for nothing.
+
+    Raises RequestError if the field is refused.
+    """
     if name not in REFUSED and name not in WISHES:
         return False
     neutral, instead = REFUSED.get(name) or WISHES[name]
@@ -245,7 +246,7 @@ LARGE = 64 << 10  # bytes of a body that is decoded outside the event loop, beca
 COLLECTOR = Lock()
 """Locked while the garbage collector is off: two decoders must not turn it on for each other. The lock also guards the first
 use of each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
-MAX_COLONS = 1 << 17  # in a body whose fields are checked one by one: so many take 0.1 s
+MAX_COLONS = 1 << 17  # colons in a body whose fields are checked one by one, which takes 0.1 s for so many
 UNCHECKED = "the body is too large to look for unknown fields in it"
 MOST_OTHERS, LONGEST_MESSAGE = 4, 200  # wrong fields that an error names beside the first; characters about each of them
 LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes and msgspec does not
@@ -255,9 +256,9 @@ A = TypeVar("A", bound=Type)
 
 
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
-    """Decode a client's body; return it with a warning for each field that has no effect. strict: as in `unread`.
+    """Decode a client's body. Return it with a warning for each field that has no effect. Raises RequestError.
 
-    Raises RequestError.
+    strict: as in `unread`.
     """
     decoded, warnings = _decode_request(body, kind, strict)
     if not isinstance(decoded, Options):
@@ -285,18 +286,18 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return the same kind of body, but one that refuses unknown fields."""
+    """Return a kind of body with the same fields that refuses all others."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a body. Raises RequestError, which names the wrong field and the expected type."""
+    """Decode a body. Raises a RequestError that names the wrong field and the expected type."""
     check_elements(body)
     return _decode_loosely(as_unicode(body), kind)
 
 
 def _decode_loosely(body: bytes, kind: type[R]) -> R:
-    """Decode a body; also take values that llama-server takes and msgspec does not. Raises RequestError, as `decode`."""
+    """Decode a body, and also accept values that llama-server accepts and msgspec does not. Raises RequestError."""
     try:
         try:
             return _decode(body, kind)
@@ -354,10 +355,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
-    """Return the fields of a body as msgspec takes them; llama-server takes more.
+    """Return the fields of a body in the form that msgspec accepts, since llama-server accepts more.
 
-    null is an unset field, or nothing in a list; 4.0 is the integer 4. This holds for the body and for its objects of known
-    fields. A list of texts to embed keeps its nulls, so that they are refused: each text has a place in the answer.
+    null becomes an unset field, and is removed from a list; 4.0 becomes the integer 4. This applies to the body and to
+    its objects with known fields. A list of texts to embed keeps its nulls, so that they are refused: each text needs
+    its place in the answer.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -373,7 +375,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
 
 
 def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
-    """Return a list without nulls and with `tightened` objects. keeps_texts: a list of texts stays as it is."""
+    """Return a list without nulls, and with objects as in `tightened`. keeps_texts: a list of texts keeps its nulls."""
     if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
         return values
     inner = _takes(item, StructType)
@@ -399,11 +401,11 @@ def _field_named(message: str) -> str:
     return found[1] if found else ""
 
 
-MAX_TEXTS = 2048  # of a request, as in OpenAI's API
+MAX_TEXTS = 2048  # texts of a request, as in OpenAI's API
 
 
 def check_number(num_texts: int, name: str) -> None:
-    """Raise RequestError for no text, or for more than a request may have. name: of the field with the texts."""
+    """Raise RequestError if there is no text, or more texts than a request may have. name: the field with the texts."""
     if not num_texts:
         raise RequestError(f"{name} is empty: expected at least one text", param=name)
     if num_texts > MAX_TEXTS:

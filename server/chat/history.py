@@ -1,4 +1,4 @@
-"""Earlier turns in a new prompt: the messages, the order of their documents, a prefilled answer."""
+"""Earlier turns in a new prompt: their messages, the order of their documents, and a prefilled answer."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from .volatile import INSTRUCTIONS, ChangedText
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """The part of an answer that the request brings. is_shown: to the client.
+    """The first part of an answer, which the request brings. is_shown: the client gets this part with the answer.
 
-    content: of the message so far. tokens: the ids (int32) of the content in the prompt; None if they spell more than it.
+    content: the message's content so far. tokens: the ids (int32) of the content in the prompt; None if these ids also
+    spell other text.
     """
 
     reasoning: str
@@ -42,7 +43,10 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Take the message that is continued. piece: the last of the prompt. part: the piece as tokens."""
+        """Return the prefilled part of the message to continue. piece: the last piece of the prompt.
+
+        part: this piece as tokens.
+        """
         content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content
         tokens = part.tokens if is_whole and isinstance(part.tokens, np.ndarray) else None
@@ -54,11 +58,17 @@ class Prefilled:
         return [*reasoning, ContentText(self.content)] if self.content else reasoning
 
     def read_whole(self, rest: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        """Return a maker of readers of the whole answer. rest: makes readers of the model's text."""
+        """Return a function that makes readers of the whole answer.
+
+        rest: makes readers of the text that the model generates.
+        """
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole content; if those of the prefilled part are unknown, only the model's."""
+        """Return the ids (int32) of the whole content.
+
+        If the ids of the prefilled part are unknown, return only the sampled ids.
+        """
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
@@ -79,7 +89,8 @@ class _PrefilledReader:
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
     """Return whether the model is to continue the last message. Raises RequestError if it cannot.
 
-    messages: the whole history. prefills: continue a last message of the assistant even if the request does not say so.
+    messages: the whole history. prefills: a last message of the assistant is continued even if the request does not ask
+    for it.
     """
     last, asked = messages[-1], bool(request.continue_final_message)
     if not asked and not (prefills and last["role"] == "assistant"):
@@ -101,12 +112,12 @@ Documents = tuple[Document, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryMessage:
-    """A message as it stood in a prompt.
+    """A message as it was in a prompt.
 
-    said: the client's message without documents, as JSON: decoded it takes up to 20 times as much memory. keys: of all its
-    documents, in retrieval rank. shown: the documents in the prompt, with their hints. sampled: the ids (int32) of an
-    answer, if they spell its text exactly. one_turn: these are instructions that later turns do not keep. num_bytes: of
-    memory, in total.
+    said: the client's message without documents, as JSON, since a decoded message takes up to 20 times as much memory.
+    keys: the keys of all its documents, in retrieval order. shown: the documents as the prompt shows them, with their
+    hints. sampled: the ids (int32) of an answer, if they spell its text exactly. one_turn: the message has instructions
+    that later turns drop. num_bytes: the total size in memory.
     """
 
     role: str
@@ -129,17 +140,19 @@ class HistoryMessage:
         sampled: np.ndarray | None = None,
         one_turn: bool = False,
     ) -> Self:
-        """Make the entry for a decoded message."""
         role = intern(str(message["role"]))
         return cls(role, msgspec.json.encode(message), keys, shown=shown, sampled=sampled, one_turn=one_turn)
 
     @property
     def message(self) -> dict[str, object]:
-        """The message, decoded at each call."""
+        """The message. Each access decodes it again."""
         return msgspec.json.decode(self.said)
 
     def public(self) -> dict[str, object]:
-        """Return the message and the ids of its documents in prompt order, without their texts."""
+        """Return the message and the ids of its documents, in the order of the prompt.
+
+        The documents' texts are left out.
+        """
         if self.shown is None:
             return self.message
         said = msgspec.json.decode(self.said.replace(PLACE.encode(), b"") if self.shown.in_text else self.said)
@@ -150,10 +163,11 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All messages of a prompt: first the `kept` ones, as they stood in an earlier prompt, then the new ones.
+    """All messages of a prompt: first the `kept` messages, as they were in an earlier prompt, then the new ones.
 
-    messages: kept and new, without documents. documents: of the new messages, by index. shift: the index of a message here,
-    minus its index in the client's request. lists: the lists of documents cut out of the messages' texts, by index.
+    messages: all messages, without documents. documents: the documents of new messages, by the message's index. shift:
+    the difference between a message's index here and its index in the client's request. lists: the lists of documents
+    that were cut out of messages' texts, by the message's index.
     """
 
     messages: Sequence[Message]
@@ -165,11 +179,13 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class ChatHistory:
-    """A chat as a prompt. entries: one for each message; the first `num_kept` come from the remembered history.
+    """A chat as a prompt.
 
-    form: of the model's text. prefilled: the part of the answer that the request brings, which is the last entry. moved:
-    changed instructions, which stand after the last message. citations: the numbers that the client's program gave the
-    documents; None: no numbers. lists: of documents in the request's texts, for the report. shift: as in `History`.
+    entries: one for each message; the first `num_kept` come from the remembered history. form: how the model's text is
+    read. prefilled: the part of the answer that the request brings; it is the last entry. moved: changed instructions,
+    which the prompt shows after the last message. citations: the numbers that the client's program gave to documents;
+    None: there are no numbers. lists: the lists of documents in the request's texts, for the report. shift: as in
+    `History`.
     """
 
     prompt: ChatPrompt
@@ -184,14 +200,14 @@ class ChatHistory:
 
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:
-        """Makes a reader of the part of its answer that the client gets."""
+        """A function that makes readers of the part of the answer that the client gets."""
         if self.prefilled is None or self.prefilled.is_shown:
             return self._for_client(self.whole_reader)
         return self._for_client(self.form.reader, self.citations.owed if self.citations else "")
 
     @property
     def cited_reader(self) -> Callable[[], AnswerReader]:
-        """A maker of readers for the whole answer as the client may send it back."""
+        """A function that makes readers of the whole answer, as the client may send it back."""
         return self._for_client(self.whole_reader)
 
     @property
@@ -202,14 +218,17 @@ class ChatHistory:
         return make if self.citations is None else self.citations.read(make, owed)
 
     def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
-        """Return the report on the lists of documents in texts. entries: from `place_entries`."""
+        """Return the report about lists of documents in texts. entries: the result of `place_entries`."""
         sets = (entries[one.message + self.shift].shown for one in self.lists)
         return [
             one.shown(shown.order or () if shown is not None else ()) for one, shown in zip(self.lists, sets, strict=True)
         ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
-        """Return the entries before the answer, with documents in the layout's order, which later turns keep."""
+        """Return the entries before the answer, with their documents in the layout's order.
+
+        Later turns keep this order.
+        """
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
@@ -221,10 +240,11 @@ def continue_history(
     remembered: Sequence[HistoryMessage] = (),
     kind: HistoryKind = "auto",
 ) -> History:
-    """Join the remembered history of a conversation with the client's messages.
+    """Join the remembered history of a conversation and the messages of the client.
 
-    documents: of the messages with a field `documents`, by index. If the client sends its whole history, the remembered
-    entries are kept up to the first message that differs. A message without the field keeps its documents.
+    documents: the documents of messages that have a field `documents`, by the message's index. If the client sends its
+    whole history, the remembered entries are kept up to the first message that differs. A message without the field
+    keeps the documents that it had.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
     if are_new(plain, kind):
@@ -238,12 +258,12 @@ def continue_history(
 
 
 def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
-    """Return whether messages continue the remembered history, and are not a whole history."""
+    """Return whether the messages continue the remembered history; otherwise they are a whole history."""
     return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Return messages with new ones after them. New tool results get the ids of the calls that they answer."""
+    """Return all messages, the new ones last. New tool results get the ids of the calls that they answer."""
     pairs, messages = CallPairs(), list[Message]()
     for at, message in enumerate([*before, *new]):
         if isinstance(calls := message.get("tool_calls"), list):
@@ -254,7 +274,7 @@ def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:
-    """Return whether messages look like a whole conversation: they start with instructions or have answers."""
+    """Return whether messages look like a whole conversation: they start with instructions, or have answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
@@ -265,12 +285,12 @@ def _is_same(entry: HistoryMessage, message: Message, documents: Documents | Non
 
 
 def _filled_fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message without null and empty lists: some clients send these, some do not."""
+    """Return a message without its fields that are null or an empty list, since only some clients send these."""
     return {name: value for name, value in message.items() if value is not None and value != []}
 
 
 def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
-    """Give an entry's documents the order of the next placed documents, which are the same."""
+    """Return an entry whose documents have the order in which they were placed. placed: yields them next."""
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -279,7 +299,7 @@ def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) ->
 
 
 def _size(entry: HistoryMessage) -> int:
-    """Estimate the bytes of memory of an entry; a part shared by several entries counts in each."""
+    """Estimate the bytes of an entry in memory. A part that several entries share counts in each of them."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

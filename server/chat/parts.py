@@ -1,7 +1,7 @@
-"""Parts of messages, whichever server wrote them: the text that replaces a part, calls, and the results of calls.
+"""Parts of messages, from whichever server they come: texts that replace parts, calls, and the results of calls.
 
-A thread from another server may have unknown parts and still goes on. The text for a part depends on the part alone, so it
-is the same in each turn.
+A conversation that another server started may contain unknown parts and still goes on. The text that replaces a part
+depends on this part alone, so it is the same in each turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 def unsupported(kind: str) -> str:
-    """Return why a part of this kind is refused."""
+    """Return why parts of this kind are refused."""
     if kind not in UNREADABLE:
         return "this server cannot read it: expected text"
     return f"{UNREADABLE[kind]} input is not supported: this server reads and writes text only"
@@ -59,14 +59,18 @@ def stand_in(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """A part as the model sees it. text: empty: nothing. kind: as warnings count it; empty for a part that is a text."""
+    """A part as the model sees it.
+
+    text: empty if the model sees nothing. kind: the kind under which warnings count the part; empty for a part that is
+    text.
+    """
 
     text: str
     kind: str = ""
 
 
 def read_part(part: JsonValue) -> ReadPart:
-    """Return the text for a part: its own text, a line for an image or a file, else `[kind: the texts in it]`."""
+    """Return the text for a part: its own text, a line for an image or a file, or else `[kind: the texts in it]`."""
     if part is None or isinstance(part, str):
         return ReadPart(part or "")
     if not isinstance(part, dict):
@@ -90,25 +94,25 @@ def read_part(part: JsonValue) -> ReadPart:
 
 
 def kind_name(kind: str) -> str:
-    """Return the type of a part or a tool as a name for lines and warnings."""
+    """Return the type of a part or a tool as a name that lines and warnings can show."""
     return kind if NAME.fullmatch(kind) else OTHER
 
 
 def counted(kinds: Counter[str]) -> str:
-    """Return kinds with their numbers, for a warning."""
+    """Return the kinds and how often each occurs, as a text for a warning."""
     named = [f"{kind} ({number})" for kind, number in list(kinds.items())[:MOST_KINDS]]
     return ", ".join([*named, f"{len(kinds) - MOST_KINDS} more"] if len(kinds) > MOST_KINDS else named)
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a warning: each once, and at most `MOST_KINDS`."""
+    """Return names as a text for a warning: each name once, and at most `MOST_KINDS` names."""
     known = list(dict.fromkeys(names))
     shown = [name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..." for name in known[:MOST_KINDS]]
     return ", ".join([*shown, f"{len(known) - MOST_KINDS:,} more"] if len(known) > MOST_KINDS else shown)
 
 
 def texts_in(value: JsonValue) -> str:
-    """Return the texts in a value that a model could have read, each on a new line."""
+    """Return the readable texts in a value, each on a line of its own."""
     return "\n".join(filter(str.strip, _texts(value, "text", MOST_LEVELS)))
 
 
@@ -132,7 +136,7 @@ def _is_text(source: JsonValue) -> bool:
 
 
 def json_text(value: JsonValue) -> str:
-    """Return a value as JSON; empty for one that is nested too deeply."""
+    """Return a value as JSON; empty if the value is nested too deeply."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -143,7 +147,7 @@ def json_text(value: JsonValue) -> str:
 
 
 def read_call(call: JsonValue) -> Fields | None:
-    """Return a call, which may be a part of type tool_use, in a chat's form; None if it names no function."""
+    """Return a call in the form of a chat; None if it names no function. The call may be a part of type tool_use."""
     if not isinstance(call, dict):
         return None
     function = call.get("function", call)
@@ -158,7 +162,7 @@ def read_call(call: JsonValue) -> Fields | None:
 
 
 class CallPairs:
-    """The calls of the newest answer with calls, each with an id, and the calls that still have no result."""
+    """Matches the results of tools with the calls of the newest answer that has calls."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # the names of the called tools, by the ids of the calls
@@ -166,7 +170,7 @@ class CallPairs:
         self._waiting: dict[str | None, deque[str]] = {}  # ids by the name of the tool; None: of all tools
 
     def call(self, calls: Sequence[Fields], at: int) -> list[Fields]:
-        """Take the calls of an answer; return them, each with an id. at: the index of the message."""
+        """Take the calls of an answer, and return them, each with an id. at: the index of the answer's message."""
         # Ids of 9 letters and digits, as Mistral's templates demand.
         named = [_with_id(call, f"call{at:03}{number:02}") for number, call in enumerate(calls)]
         self._names = {call["id"]: call["function"]["name"] for call in named}
@@ -179,7 +183,8 @@ class CallPairs:
     def answer(self, result: Fields) -> Fields:
         """Return a tool's message with the id of the call that it answers.
 
-        The call is the one that the message names by id, else the first call without a result, of the tool that it names.
+        This is the call whose id the message names, or else the first call that has no result. If the message names a
+        tool, only calls of this tool count.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)
@@ -193,7 +198,7 @@ class CallPairs:
         return rest | ({"tool_call_id": id} if id else {})
 
     def _first(self, name: str | None) -> str | None:
-        """Return the id of the first call of a tool without a result, if any. name: None: of any tool."""
+        """Return the id of the first call that has no result; None if there is none. name: the tool; None: any tool."""
         waiting = self._waiting.get(name, deque())
         while waiting and waiting[0] not in self._open:
             waiting.popleft()
@@ -201,7 +206,7 @@ class CallPairs:
 
 
 def _with_id(call: Fields, made: str) -> Fields:
-    """Return a call whose id is a text. made: the id for a call without one."""
+    """Return a call whose id is a text. made: the id to use if the call has none."""
     id = call.get("id")
     if isinstance(id, str) and id:
         return call

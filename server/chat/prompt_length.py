@@ -1,6 +1,6 @@
-"""Refuse a prompt that is too long before all of its text is tokenised.
+"""Refuses a prompt that is too long before all of its text is tokenised.
 
-A prompt of up to `MOST_COUNTED` bytes is tokenised to its end, so that its refusal says how many tokens it has.
+A prompt of up to `MOST_COUNTED` bytes is tokenised to its end, so that the error can say how many tokens it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ SAMPLE = 1 << 18  # characters that are tokenised to estimate the tokens of a la
 
 
 class PromptLength:
-    """The length of one prompt while it is tokenised. limit: the tokens of prompt and answer; None: no limit."""
+    """Counts the tokens of one prompt while it is tokenised.
+
+    limit: the most tokens that the prompt and its answer may have together; None: no limit.
+    """
 
     def __init__(self, model: Model, limit: int | None) -> None:
         self._model, self._limit = model, limit
@@ -28,9 +31,10 @@ class PromptLength:
         self._stops = False
 
     def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
-        """Count coming texts by their bytes, and ids. Raises RequestError if the prompt is too long in any case.
+        """Announce texts that will be tokenised, and token ids.
 
-        Each id is a token, and each text at least one. A large prompt has at least its bytes over the longest token's.
+        Raises RequestError if the prompt is certainly too long. Each id counts as one token, and each text as at least
+        one. A large prompt has at least as many tokens as its bytes divided by the bytes of the longest token.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)
@@ -45,7 +49,10 @@ class PromptLength:
             self._refuse()
 
     def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the ids of a text, int32; the caller has to `add` them. Raises RequestError if the prompt is too long."""
+        """Return the ids (int32) of a text. Raises RequestError if the prompt is too long.
+
+        The caller must `add` the ids.
+        """
         if not self._stops:
             return self._model.tokenize(text, special=special, begin=begin)
         runs, made = [np.empty(0, np.int32)], 0
@@ -56,7 +63,7 @@ class PromptLength:
         return np.concatenate(runs)
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens of the prompt. Raises RequestError for a large prompt once it is too long."""
+        """Count tokens of the prompt. Raises RequestError as soon as a large prompt is too long."""
         give_way()
         self._num_tokens += num_tokens
         self._check()
@@ -70,7 +77,7 @@ class PromptLength:
         raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
 
     def _estimate(self) -> int:
-        """Estimate the tokens of all texts from the start of a long text."""
+        """Estimate the tokens of all texts. The estimate is based on the start of a long text."""
         sample = self._longest[:SAMPLE]
         return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
 

@@ -1,7 +1,8 @@
-"""What a request asks of reasoning: the fields of all APIs, with one meaning for every route.
+"""What a request asks of reasoning. The fields of all APIs have the same meaning on every route.
 
-Two fields that contradict each other are a 400 that names both. There is an exception, because programs send both: next to a
-field that switches reasoning off, a field that says how much has no effect and is named in `warnings`.
+Two fields that contradict each other lead to a 400 that names both. One contradiction is allowed, because programs send
+it: a field switches reasoning off, and another field sets the amount of reasoning. Then the second field has no effect,
+and `warnings` names it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ SWITCH = "enable_thinking"  # the variable of chat templates
 
 
 class ReasoningField(Struct, frozen=True):
-    """OpenAI's and OpenRouter's `reasoning`. max_tokens: the most tokens of reasoning. exclude: the answer omits it."""
+    """The field `reasoning` of OpenAI and OpenRouter.
+
+    max_tokens: the most tokens of reasoning. exclude: the answer leaves the reasoning out.
+    """
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -32,7 +36,10 @@ class ReasoningField(Struct, frozen=True):
 
 
 class ThinkingField(Struct, frozen=True):
-    """Anthropic's `thinking`, which other APIs have as well. display: omitted: the answer has no text of the reasoning."""
+    """Anthropic's field `thinking`, which is accepted in other APIs too.
+
+    display: with omitted, the answer does not show the text of the reasoning.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Count | None = None
@@ -40,7 +47,7 @@ class ThinkingField(Struct, frozen=True):
 
 
 class ReasoningFields(Protocol):
-    """The fields of a chat about reasoning."""
+    """The fields of a chat that are about reasoning."""
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None: ...
@@ -68,11 +75,13 @@ class ReasoningFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AskedReasoning:
-    """What a request asks of reasoning. None in a field: the request says nothing; settings and chat template decide.
+    """What a request asks of reasoning.
 
-    is_on: whether the model reasons. effort: how much, for templates that know it. most: the most tokens of reasoning.
-    is_shown: whether the answer has the reasoning. format: where in the answer. wish: the field that asks for reasoning;
-    empty: none. unused: a warning for each field that has no effect.
+    A field that is None is not set by the request; then settings and chat template decide.
+
+    is_on: whether the model reasons. effort: how much it reasons, for templates that know this. most: the most tokens
+    of reasoning. is_shown: whether the answer has the reasoning. format: where the answer has it. wish: the name of the
+    field that asks for reasoning; empty: none. unused: a warning for each field that has no effect.
     """
 
     is_on: bool | None = None
@@ -85,7 +94,7 @@ class AskedReasoning:
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for anything but no reasoning."""
+        """Whether the request asks for reasoning or sets anything about it, other than to switch it off."""
         return bool(self.is_on or self.effort or self.most is not None or self.is_shown is False or self.format)
 
 
@@ -141,7 +150,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field with a value, and the value. Raises RequestError if another field has another value."""
+    """Return the first field that has a value, and the value. Raises RequestError if a later field has another value."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -157,11 +166,14 @@ def _contradiction(one: str, other: str) -> RequestError:
 
 
 def _least(budget: int | None) -> int | None:
-    """Return a budget; None for -1, which says nothing."""
+    """Return a budget; None for -1, which sets no budget."""
     return None if budget is None or budget < 0 else budget
 
 
 def warnings_of(asked: AskedReasoning, *, knows_reasoning: bool) -> Iterable[str]:
-    """Yield a warning if the chat template knows no reasoning but the request asks for it. A permission asks for nothing."""
+    """Yield a warning if a request asks for reasoning but the chat template knows none.
+
+    A request that only allows reasoning does not ask for it.
+    """
     if asked.wish and asked.wish != "thinking.type" and not knows_reasoning:
         yield f"{asked.wish} has no effect: the chat template knows no reasoning"

@@ -22,16 +22,17 @@ from .volatile import ChangedText, Instructions, Lineage, encode, restore
 
 # ---- The prompts of a session -------------------------------------------------------------------------------------------
 
-MOST_BRANCHES = 16  # of a session: its own thread and those of its sub-agents
-OPENING = 32  # tokens at the end of a prompt that open the answer: the next turn may have others there
+MOST_BRANCHES = 16  # prompts of a session: those of the main agent and its sub-agents
+OPENING = 32  # tokens at the end of a prompt that open the answer; the next turn may have other tokens there
 LEAST_QUOTE = 40  # characters of an answer that is recognised: a shorter one may occur elsewhere by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """A prompt of a session. scope: of its KV. tokens: of the prompt and its answer (int32).
+    """A prompt of a session and its answer.
 
-    answer: its text, if it has no calls and is long enough to be recognised.
+    scope: the scope of the KV. tokens: the tokens (int32) of prompt and answer. num_prompt: the number of the prompt's
+    tokens. answer: the answer's text, if it has no calls and is long enough to be recognised.
     """
 
     scope: Scope
@@ -44,13 +45,19 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this one; the answer may have come back in other tokens."""
+        """Return whether another prompt continues this one.
+
+        The tokens of the answer may have changed when it came back.
+        """
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text of a chat's last message, empty for a call or a short text, and the texts since the answer before."""
+    """Return the text of a chat's last message, and the texts of the messages between it and the previous answer.
+
+    The text of the last message is empty if the message is a call or is short.
+    """
     if not entries:
         return "", []
     *before, last = entries
@@ -74,9 +81,9 @@ def _texts(message: Mapping[str, object]) -> list[str]:
 # ---- Sessions -----------------------------------------------------------------------------------------------------------
 
 MOST_SESSIONS = 4096
-MOST_TOOLS = 64  # sets of tools of a session, each with its own instructions: those of sub-agents differ
-MOST_BYTES = 96 << 20  # of all sessions
-MOST_INSTRUCTIONS = 32 << 20  # of `MOST_BYTES`, so that old instructions do not crowd out today's prompts
+MOST_TOOLS = 64  # sets of tools in a session, each with its own instructions, since sub-agents have other tools
+MOST_BYTES = 96 << 20  # bytes of all sessions
+MOST_INSTRUCTIONS = 32 << 20  # bytes of instructions within `MOST_BYTES`, so that new prompts keep some room
 
 SessionKey = tuple[str, str]
 """A scope, and a session's name in the scope."""
@@ -86,8 +93,9 @@ SessionKey = tuple[str, str]
 class Session:
     """What is known of one session.
 
-    instructions: by a digest of the tools; they outlive a restart. branches: the newest prompts. compaction: how the session
-    shortens its history. counted: the bytes of instructions, and of all else, that the store has counted.
+    instructions: the first instructions, by a digest of the tools; they survive a restart. branches: the newest
+    prompts. compaction: how the client shortens its history. counted: the bytes of instructions, and of everything
+    else, that the store has counted for this session.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -97,33 +105,34 @@ class Session:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The bytes of its instructions, and of all else."""
+        """The bytes of the session's instructions, and of everything else."""
         kept = sum(one.num_bytes for one in self.instructions.values())
         return kept, sum(branch.num_bytes for branch in self.branches) + self.compaction.num_bytes
 
     @property
     def is_too_large(self) -> bool:
-        """Whether the session alone is larger than a bound of the store."""
+        """Whether the session alone exceeds a bound of the store."""
         return self.counted[0] > MOST_INSTRUCTIONS or sum(self.counted) > MOST_BYTES
 
 
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
-    Locks: the store's lock guards all but the texts of instructions. The event loop takes it, so it is locked only for
-    bounded work that waits for nothing. A comparison of instructions may take long: a thread that makes a prompt does it
-    under the lock of these instructions. Under that lock it may take the store's lock, never the other way round.
-    Instructions that are dropped while a thread uses them are marked: the thread makes its prompt, but the changes are
-    neither counted nor written.
+    Locks: the store's lock guards everything but the texts of instructions. The event loop takes this lock, so work
+    under it is short and waits for nothing. A comparison of instructions may take long, so the thread that makes the
+    prompt does it under another lock, which belongs to these instructions. Under that second lock the thread may take
+    the store's lock, but never the other way round. If instructions are dropped while a thread uses them, they are
+    marked as dropped. The thread still makes its prompt, but its changes are neither counted nor written.
 
-    Bounds: of too many sessions the least recently used are dropped. Of too many bytes the prompts and compactions are
-    dropped, which are a cache. Instructions are dropped only if they alone are too large: without them, a session's next
-    prompt continues no earlier one. A session that alone is too large takes no other with it.
+    Bounds: if there are too many sessions, the least recently used are dropped. If there are too many bytes, prompts
+    and compactions are dropped, since they are only a cache. Instructions are dropped only if the instructions alone
+    take too many bytes, since without them the next prompt of the session continues no earlier prompt. A session that
+    exceeds a bound by itself does not evict other sessions.
 
-    Stored conversations have their own names and bounds: see `Conversations`. The token ids of an answer are found by
-    its text, in any session of the scope: see `AnswerMemory`.
+    Stored conversations have names and bounds of their own (see `Conversations`). The token ids of an answer are found
+    by its text, in any session of the scope (see `AnswerMemory`).
 
-    files: of instructions, read at once; None: memory only.
+    files: the files of instructions, which are read at once; None: the store is in memory only.
     """
 
     def __init__(self, files: ChatFiles | None = None) -> None:
@@ -141,14 +150,13 @@ class Sessions:
         return len(self._sessions)
 
     def knows(self, key: SessionKey) -> bool:
-        """Return whether anything is known of a session."""
         session = self._sessions.get(key)
         return session is not None and any(session.counted)
 
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Give messages the first instructions of their session: see `Instructions.settle`. Not for the event loop.
+        """Replace instructions by the session's first ones: see `Instructions.settle`. Not for the event loop.
 
-        Raises TemplateError for contents that are no text.
+        lineage: names the scope, the session and the tools. Raises TemplateError for contents that are not text.
         """
         scope, name, tools = lineage
         with self._lock:
@@ -164,10 +172,10 @@ class Sessions:
         return settled
 
     def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
-        """Remember an answered prompt, in place of the one that it continues.
+        """Remember an answered prompt, in place of the prompt that it continues. Return the prompts that are done.
 
-        heard: the texts since the answer before. Return the prompts whose answer is in these texts, and forget them: a
-        sub-agent is done once its parent has its last message.
+        heard: the texts that follow the answer before. A prompt is done if its own answer is contained in these texts,
+        as when a parent has got the last message of its sub-agent. Prompts that are done are forgotten.
         """
         with self._lock:
             session = self._used(key)
@@ -179,7 +187,7 @@ class Sessions:
         return done
 
     def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Take an answered chat; return the likely next request, if there is one: see `Compaction.note`."""
+        """Note an answered chat. Return the likely next request, if there is one: see `Compaction.note`."""
         with self._lock:
             session = self._used(key)
             likely = session.compaction.note(options, entries)
@@ -188,9 +196,9 @@ class Sessions:
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
-        """Forget a session, and return its prompts. Without a name: forget the texts of all sessions of a scope.
+        """Forget a session, and return its prompts. Without a name, forget the texts of all sessions of a scope.
 
-        Their prompts stay known then: KV of a running request is not dropped with its scope.
+        In the second case their prompts stay known, since the KV of running requests is not dropped with its scope.
         """
         ended: list[Branch] = []
         with self._lock:
@@ -225,7 +233,10 @@ class Sessions:
         self._make_room(session)
 
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
-        """Drop the oldest instructions of a session, and their files. most: sets of tools whose instructions stay."""
+        """Drop the oldest instructions of a session, with their files.
+
+        most: for how many sets of tools the instructions stay.
+        """
         while len(session.instructions) > most:
             _, instructions = session.instructions.popitem(last=False)
             instructions.is_forgotten = True
@@ -238,7 +249,7 @@ class Sessions:
         self._num_cached += session.counted[1] - cached
 
     def _make_room(self, newest: Session) -> None:
-        """Drop what was least recently used. newest: is emptied first if it alone is larger than a bound."""
+        """Drop what was used least recently. newest: emptied first if it alone exceeds a bound."""
         while len(self._sessions) > MOST_SESSIONS:
             self._empty(self._sessions.popitem(last=False)[1])
         if newest.is_too_large:
@@ -252,7 +263,7 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether instructions are too large, and whether all together is."""
+        """Whether the instructions take too much memory, and whether everything together does."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:

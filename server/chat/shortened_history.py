@@ -1,4 +1,4 @@
-"""Histories that this server shortens: the question for a summary, and the messages of the shortened history."""
+"""Histories that this server shortens: the question that asks for a summary, and the messages of the shortened history."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ QUESTION: Mapping[str, JsonValue] = {
 SAID = msgspec.json.encode(QUESTION)
 """The question, as JSON."""
 FORM = "Summary of the conversation so far, in place of all but the user's messages:\n\n{}"
-MOST_TOKENS = 4096  # of a summary and its reasoning, unless the request says otherwise
-LONGEST, MOST = 256 << 10, 1000  # bytes and number of the messages that stay: more are not computed ahead
+MOST_TOKENS = 4096  # tokens of a summary and its reasoning, unless the request sets a limit
+LONGEST, MOST = 256 << 10, 1000  # bytes and number of messages that stay; a larger history is not computed ahead
 NO_SUMMARY = "the model wrote no summary of the conversation"
 SUMMARY = msgspec.json.encode({"role": "user", "content": FORM.format("")})[:-2]
 """The start of a message with a summary, as JSON."""
 
 
 def summary_message(text: str) -> Fields:
-    """Return the message that replaces a conversation. text: the summary."""
+    """Return the message that replaces a conversation. text: the summary of the conversation."""
     return {"role": "user", "content": FORM.format(text)}
 
 
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-    """Return the messages of a history that stay: no instructions of one turn, and no summary, as the next contains it."""
+    """Return the messages that a shortened history keeps.
+
+    It drops instructions for one turn, and an earlier summary, since the new summary covers it.
+    """
     return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
 
 
@@ -44,8 +47,9 @@ def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
 class Kept:
     """What a client keeps of a shortened history, as hashes of messages.
 
-    said: messages that stayed at the last summary, in order; empty once the shortened history has come back. late: messages
-    that the client moves before the last one. dropped: messages that could stay but that the client drops.
+    said: the messages that stayed at the last summary, in order; empty once the shortened history has come back. late:
+    messages that the client moves towards the end, before its last message. dropped: messages that could stay, but that
+    the client drops.
     """
 
     said: tuple[int, ...] = ()
@@ -57,7 +61,7 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return it with what a history after the summary shows: some clients move the context of a turn."""
+        """Return what a history after the summary reveals: which messages the client moved, and which it dropped."""
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
@@ -73,7 +77,10 @@ class Kept:
         return Kept((), frozenset(late), frozenset(places) - frozenset(back))
 
     def order(self, stays: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-        """Return the messages that the client is likely to keep, in its order. stays: those that could stay."""
+        """Return the messages that the client is likely to keep, in the client's order.
+
+        stays: the messages that could stay.
+        """
         here = [entry for entry in stays if hash(entry.said) not in self.dropped]
         late = [entry for entry in here if hash(entry.said) in self.late]
         early = [entry for entry in here if hash(entry.said) not in self.late]
@@ -81,9 +88,10 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Return the messages that continue a history after its summary; None without a summary, or if they are too large.
+    """Return the messages that are likely to start the history after a summary, and what is known of the client now.
 
-    entries: the history, this server's question for a summary, and the answer. known: what the client kept before.
+    None: the history does not end with a summary, or the messages are too large. entries: the history, this server's
+    question for a summary, and the answer. known: what the client kept before.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

@@ -1,6 +1,6 @@
-"""Documents in the text of messages, on request: a pasted list becomes documents in its place.
+"""Documents in the text of messages, on request: a pasted list becomes documents at the same place.
 
-A list is found by the text of its message alone, so the same list is found in each turn.
+A list is found by the text of its message alone, so each turn finds the same list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
 LIST_ROLES = (*INSTRUCTIONS, "user")
-OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # in stop strings that could match within an id
+OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # matches stop strings that could occur within an id
 MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"
@@ -32,9 +32,10 @@ SHOWS_TOKENS = "the tokens of the answer are asked for, which name no numbers"
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A list for the report. count: of its documents. reason: why the list is left alone; empty: it is not.
+    """A list of documents in a text, for the report.
 
-    message: the index in the request; negative: the instructions of a response, which come before the messages.
+    message: the index of the message in the request. It is negative for the instructions of a response, which precede
+    the messages. count: the number of documents. reason: why the list stays text; empty if it became documents.
     """
 
     message: int
@@ -43,7 +44,10 @@ class TextList:
     reason: str = ""
 
     def shown(self, order: Sequence[int]) -> dict[str, object]:
-        """Return the list for the answer. order: the ranks of the shown documents, in prompt order."""
+        """Return the list in the form of the answer's report.
+
+        order: the ranks of the documents in the order of the prompt.
+        """
         where = self.message if self.message >= 0 else "instructions"
         fields: dict[str, object] = {"message": where, "format": self.format}
         if self.reason:
@@ -53,7 +57,7 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """Messages with PLACE where a list was. lists: by the index of the message."""
+    """Messages with PLACE in place of each list. lists: the lists that were cut out, by the index of the message."""
 
     messages: Sequence[Message]
     lists: Mapping[int, PastedList]
@@ -70,12 +74,15 @@ Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
 def keep_lists(messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return messages unchanged, for a request that wants no cut."""
+    """Return the messages unchanged, for a request that does not want lists to be cut out."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return messages unchanged, for a template that does not show the places of the lists that `cut` finds."""
+    """Return the messages unchanged, for a template that does not show the places of the lists.
+
+    cut: finds the lists, for the report.
+    """
     report = [
         one if one.reason else TextList(one.message, one.format, reason=REWRITTEN) for one in cut(messages, given).report
     ]
@@ -83,9 +90,9 @@ def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages
 
 
 def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -> CutMessages:
-    """Find the lists in messages, at most one in each, and cut them out.
+    """Find lists of documents in messages, at most one in each message, and cut them out.
 
-    no_numbers: why numbered lists are left alone; empty: they are not.
+    no_numbers: why numbered lists stay text; empty if they do not.
     """
     shown, lists = list(messages), dict[int, PastedList]()
     report, untouched = list[TextList](), list[TextList]()
@@ -113,7 +120,7 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
 
 
 def numbers_refused(request: ChatRequest) -> str:
-    """Return why the numbers of lists have to stay; empty: they may be replaced."""
+    """Return why the numbers of lists have to stay; empty if ids may replace them."""
     if request.is_constrained:
         return CONSTRAINED
     if any(OF_AN_ID.search(stop) for stop in request.stops()):
@@ -127,7 +134,7 @@ def places(messages: Sequence[Message]) -> list[int]:
 
 
 def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
-    """Yield the texts of a message's content, each with the index of its part; None: the content is one text."""
+    """Yield the texts of a message's content, each with the index of its part; None if the whole content is one text."""
     content = message.get("content")
     if isinstance(content, str):
         yield None, content
@@ -137,7 +144,7 @@ def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
 
 
 def _with_text(message: Message, part: int | None, text: str) -> Message:
-    """Return a message with another text in a part."""
+    """Return the message with another text in one of its parts."""
     content = message.get("content")
     if not isinstance(content, list) or part is None:
         return {**message, "content": text}

@@ -1,4 +1,4 @@
-"""The prompts of the completion APIs: texts, tokens, infill."""
+"""The prompts of the completion APIs: texts, token ids, infill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .prompt_length import PromptLength
 
 
 def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
-    """Yield each prompt of a request with its path. A list without a number is a list of prompts.
+    """Yield each prompt of a request with its path in the body. A list that contains no number is a list of prompts.
 
     Raises RequestError for an empty list.
     """
@@ -31,11 +31,11 @@ def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, o
         yield f"{where}[{at}]", prompt
 
 
-MOST_TEXTS = 10_000  # of one prompt: each is a call of llama.cpp, as slow as hundreds of ids
+MOST_TEXTS = 10_000  # texts of one prompt: each is a call of llama.cpp, which takes as long as hundreds of ids
 
 
 class TextTokens:
-    """Turns a text, ids or a list of both into tokens. Safe from several threads."""
+    """Turns a text, token ids, or a list of both into tokens. Safe from several threads."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -43,10 +43,11 @@ class TextTokens:
     def tokens(
         self, given: object, where: str, *, special: bool = True, begin: bool = True, limit: int | None = None
     ) -> np.ndarray:
-        """Return the ids, int32. Raises RequestError: it names a wrong part, or there are more than `MOST_TEXTS` texts.
+        """Return the ids (int32). Raises RequestError for a wrong part, or if there are more than `MOST_TEXTS` texts.
 
-        special: control tokens count in texts. begin: a text at the start gets BOS if the model wants it; ids never get
-        BOS. limit: of the prompt, which raises RequestError if it is too long: see `PromptLength`.
+        where: the name of the field, for the error. special: control tokens in texts count as such. begin: a text at
+        the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens of the prompt. A longer
+        prompt raises RequestError (see `PromptLength`).
         """
         parts = _parts(given, where)
         texts = [part for part in parts if isinstance(part, str)]
@@ -80,7 +81,7 @@ class TextTokens:
 
 
 def _parts(given: object, where: str) -> list[object]:
-    """Return the texts and ids of a single prompt; `{"prompt_string": text}` is a prompt, too."""
+    """Return the texts and ids of a single prompt. `{"prompt_string": text}` also counts as a prompt."""
     if isinstance(given, dict):
         if "multimodal_data" in given:
             raise RequestError(f"{where}.multimodal_data: this server reads no images", param=f"{where}.multimodal_data")
@@ -101,7 +102,7 @@ def _is_number(part: object) -> bool:
 # ---- Infill -------------------------------------------------------------------------------------------------------------
 # The prompt that fills a gap in a text, after other files of the project (Hui et al. 2024, section 3.2.2).
 #
-# The other files come first and whole: their KV is reused while the text around the gap changes.
+# The other files come first, and whole, so that their KV is reused while the text around the gap changes.
 
 WINDOW = 2048  # tokens around the gap, llama-server's default: three quarters before the gap
 REPOSITORY, FILE = "myproject\n", "filename\n"  # requests name neither their project nor their file
@@ -111,7 +112,8 @@ SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, in a vocabulary without a 
 class Infill:
     """Makes the infill prompts of one model. Safe from several threads.
 
-    limit: the tokens of a prompt and its answer. suffix_first: the suffix precedes the prefix, as some models were trained.
+    limit: the most tokens of a prompt and its answer together. suffix_first: the suffix stands before the prefix, as
+    some models were trained.
     """
 
     def __init__(
@@ -122,14 +124,17 @@ class Infill:
         self._limit, self._window = limit, min(WINDOW, limit // 2)
 
     def parts(self, request: InfillRequest, tokenize: Tokenize) -> list[Fixed]:
-        """Return the parts of a prompt. tokenize: takes control tokens as text. Raises RequestError."""
+        """Return the parts of a prompt.
+
+        Raises RequestError. tokenize: tokenises a text, in which control tokens are ordinary text.
+        """
         around = self._around(request, tokenize(request.prompt))
         room = self._limit - self._window - 2 * max(request.limit(), 0)
         begin = Fixed(self._begin, "the start", ends=False)
         return [begin, *self._project(request.input_extra, tokenize, room), *around]
 
     def _around(self, request: InfillRequest, start: np.ndarray) -> list[Fixed]:
-        """Return the text around the gap, cut to the window: the end of the prefix, the start of the suffix."""
+        """Return the end of the prefix and the start of the suffix, as far as the window allows."""
         most = self._window * self._longest  # characters that can count
         before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
         tail = self._tokens(request.input_suffix, "input_suffix", slice(most))
@@ -145,7 +150,7 @@ class Infill:
         return self._texts.tokens(part, where, special=False, begin=False)
 
     def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the project's name, as many of its last files as have room, and the name of the file with the gap."""
+        """Yield the project's name, as many of its last files as fit, and the name of the file with the gap."""
         if self._special.repository >= 0:
             yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)
         yield from reversed(list(self._last_files(files, tokenize, room)))
@@ -153,7 +158,10 @@ class Infill:
             yield Fixed(_after(self._special.file, tokenize(FILE)), "the file's name", ends=False)
 
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the files that have room, the last one first. Whole files only: a cut file changes the prefix each time."""
+        """Yield the files that fit, the last one first.
+
+        Files are never cut, since a cut file would change the prefix each time.
+        """
         for file in reversed(files):
             if len(file.filename) + len(file.text) > room * self._longest:
                 return

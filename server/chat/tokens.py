@@ -1,4 +1,4 @@
-"""The tokens of messages. An answer keeps its generated tokens."""
+"""The tokens of messages. An answer that comes back keeps the tokens that the model generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...models.template import Message
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """An answer: its text with all tags, and its sampled ids (int32)."""
+    """An answer: its text with all tags, and the ids (int32) that were sampled for it."""
 
     text: str
     tokens: np.ndarray
@@ -30,9 +30,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """A piece of a prompt. tokens: its ids, if the model wrote it.
+    """A piece of a prompt.
 
-    rewritten: the index of a known answer, if the template writes the answer in other words around here.
+    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: the message's index of a
+    known answer that the template writes in other words near this piece; None: there is none.
     """
 
     piece: TextPiece
@@ -41,7 +42,10 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return the key of an answer, from its content and its calls: the same when the answer comes back."""
+    """Return the key of an answer, made of its content and its calls.
+
+    The key stays the same when the answer comes back.
+    """
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -51,9 +55,10 @@ def answer_key(message: Message) -> str:
 def place_answers(
     pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
 ) -> list[Shown]:
-    """Replace the pieces that spell an answer by the answer's sampled ids. answers: by the index of the message.
+    """Replace the pieces that spell an answer by the ids that were sampled for it.
 
-    touches_control: whether a text has, or may complete, a control token. A client's text that does is never replaced.
+    answers: by the index of the message. touches_control: returns whether a text contains or may complete a control
+    token. Such a text from a client is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -71,13 +76,13 @@ def place_answers(
 
 
 class _Regions:
-    """Finds the pieces of a message: those between the pieces of earlier and of later messages."""
+    """Finds the pieces of a message: those after the pieces of earlier messages and before the pieces of later ones."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
         self._places, self._num_pieces = [at for at, _ in owned], len(pieces)
-        self._latest = list(accumulate((owner for _, owner in owned), max))  # the latest message up to each piece
-        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from each on
+        self._latest = list(accumulate((owner for _, owner in owned), max))  # for each piece, the latest message up to it
+        self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from a piece on
 
     def of(self, message: int) -> tuple[int, int]:
         """Return the range of a message's pieces: after those of earlier messages, before those of later ones."""
@@ -87,7 +92,7 @@ class _Regions:
 
 
 def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
-    """Return the position of a text in the joined pieces; None: it is not there, or must not be replaced."""
+    """Return the position of a text in the joined pieces; None if it is not there or must not be replaced."""
     place, at = "".join(each.piece.text for each in shown).find(text), 0
     if place < 0:
         return None
@@ -101,7 +106,10 @@ def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bo
 
 
 def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
-    """Return the pieces with an answer in place of its text. place: in the joined pieces. answered: message and answer."""
+    """Return the pieces with an answer's ids in place of its text.
+
+    place: the position in the joined pieces. answered: the message's index and the answer.
+    """
     message, answer = answered
     end, at = place + len(answer.text), 0
     before: list[Shown] = []
@@ -123,7 +131,7 @@ ScopedText = tuple[str, str]
 class TokensByText:
     """Tokens (int32) by scope and text. Safe from several threads.
 
-    max_bytes: the bound of all texts and tokens; the least recently used entry is dropped first.
+    max_bytes: the most bytes of all texts and tokens. The least recently used entry is dropped first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -133,7 +141,7 @@ class TokensByText:
         self._lock = Lock()
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """Return the ids of a text in a scope; None: unknown."""
+        """Return the ids of a text in a scope; None if they are unknown."""
         key = scope, text
         with self._lock:
             if (tokens := self._entries.get(key)) is not None:
@@ -141,7 +149,7 @@ class TokensByText:
             return tokens
 
     def remember(self, scope: str, text: str, tokens: np.ndarray) -> None:
-        """Keep the ids of a text, unless its entry alone takes more than `max_bytes`."""
+        """Keep the ids of a text, unless this entry alone takes more than `max_bytes`."""
         key = scope, text
         size = _size(key, tokens)
         if size > self._max_bytes:
@@ -161,9 +169,9 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 
 
 class TokenCache(TokensByText):
-    """Tokenises each text once: documents, and messages that come back with every turn.
+    """Tokenises each text only once: documents, and messages that come back in every turn.
 
-    Scopes share no entry, so the time of a call reveals nothing about other scopes.
+    Scopes do not share entries, so the duration of a call reveals nothing about other scopes.
     """
 
     def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
@@ -171,7 +179,7 @@ class TokenCache(TokensByText):
         self._tokenize = tokenize
 
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
-        """Return the ids of `text`, int32; read only. tokenise: makes the same ids, but may refuse the text."""
+        """Return the ids (int32) of `text`; they are read-only. tokenise: makes the same ids, but may refuse the text."""
         tokens = self.recall(scope, text)
         if tokens is None:
             tokens = (tokenise or self._tokenize)(text)
@@ -180,9 +188,9 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The sampled ids of answers; they spell exactly the bytes of the text.
+    """The sampled ids of answers. They spell exactly the bytes of the text.
 
-    Only the sampled ids have KV. Tokenising the text again, when it comes back as history, may give other ids.
+    KV exists for the sampled ids only. When the text comes back as history, tokenising it may give other ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:

@@ -1,6 +1,7 @@
-"""Tool results as documents, on request: lists of documents are ordered, and text of an earlier result is not shown again.
+"""Tool results as documents, on request: lists of documents are ordered, and repeated text is not shown again.
 
-The text of a result depends only on the messages before it, so the prompts of a conversation keep their common prefixes.
+How a result is shown depends only on the messages before it, so the prompts of a conversation keep their common
+prefixes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from ...models.template import Message
 from ...ordering.document import TOOLS, beside_documents, documents_in
 
 LEAST = 200  # characters of a repetition: a reference takes 30 tokens
-EVERY, LONGEST = 4, 64  # lines of a block: the mean without blank lines, about; and the most
+EVERY, LONGEST = 4, 64  # about the mean number of lines in a block, without blank lines; and the most lines
 QUOTE = 40  # characters of a line that a reference quotes
 VALUE = 100  # the most characters of a line that is a name and a value
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
-    """Return the messages as a prompt shows them, and by index the results that a shortened message refers to."""
+    """Return the messages as a prompt shows them.
+
+    Also return, by message index, the earlier results that a message refers to.
+    """
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
     for at, message in enumerate(messages):
@@ -37,9 +41,9 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
 
 
 def make_places(messages: Sequence[Message], documents: Mapping[int, int]) -> list[Message]:
-    """Return the messages with a content for tool messages that have only documents: templates drop an empty message.
+    """Give a content to each tool message that has only documents, since templates drop empty messages.
 
-    documents: the number of documents, by the index of the message.
+    documents: the number of documents in a message, by the index of the message.
     """
     shown = list(messages)
     for at, number in documents.items():
@@ -54,7 +58,10 @@ def _place_of(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenResult:
-    """A text as a prompt shows it. results: the names of the results that it refers to."""
+    """The text of a tool result as a prompt shows it.
+
+    results: the names of the earlier results that the text refers to.
+    """
 
     text: str
     results: tuple[str, ...] = ()
@@ -62,7 +69,7 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLines:
-    """Lines [start, stop) of result `number`, the first result with them."""
+    """Lines [start, stop) of the result with this number, which was the first to show them."""
 
     number: int
     start: int
@@ -71,13 +78,16 @@ class RepeatedLines:
 
 @dataclass(slots=True)
 class ResultTexts:
-    """The text of a conversation's tool results so far, in blocks of lines. number: of the newest result, from 1."""
+    """The text of all tool results in a conversation so far, in blocks of lines.
+
+    number: the newest result's number, from 1.
+    """
 
     number: int = 0
     _seen: dict[str, RepeatedLines] = field(default_factory=dict)
 
     def show(self, text: str) -> WrittenResult:
-        """Return a result's text with a reference for each run of lines that an earlier result has shown."""
+        """Return the text of a result. A reference replaces each run of lines that an earlier result has shown."""
         pieces, results, new = [f"[result {self.number}]\n"], dict[str, None](), list[tuple[str, int]]()
         for source, blocks in self._runs(text):
             block = "".join(written for written, _ in blocks)
@@ -92,10 +102,10 @@ class ResultTexts:
         return WrittenResult("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
-        """Yield runs of blocks, each run with the lines of an earlier result that are the same; None: the run is new.
+        """Yield runs of blocks, each with the equal lines of an earlier result; None: the run is new.
 
-        Lists of values count as new, unless an earlier result has every block: they are short, and a model that looks for a
-        value of this file finds it best in this file.
+        A list of values counts as new, unless an earlier result has every block. Such lists are short, and a model that
+        looks for a value of this file finds it best in this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)
@@ -117,8 +127,8 @@ class ResultTexts:
 def blocks_of(text: str) -> Iterator[tuple[str, int]]:
     """Yield a text in blocks of lines, each with the number of its first line, from 0.
 
-    A block is a paragraph with the blank line after it. A long paragraph is cut after lines with a certain checksum. Content
-    decides the cut, not position, so equal passages of two texts fall into equal blocks.
+    A block is a paragraph with the blank line after it. A long paragraph is cut after each line that has a certain
+    checksum. So the cuts depend on content and not on position, and equal passages of two texts have equal blocks.
     """
     lines: list[str] = []
     start = filled = 0  # filled: lines of the block that are not blank
@@ -136,7 +146,7 @@ def blocks_of(text: str) -> Iterator[tuple[str, int]]:
 
 
 def lists_values(block: str) -> bool:
-    """Return whether at least half of a block's lines are a name and a value, such as `Availability: 99.9 %`."""
+    """Return whether at least half of the lines in a block are a name and a value, such as `Availability: 99.9 %`."""
     lines = [line for line in block.splitlines() if line.strip()]
     return 2 * sum(map(_has_value, lines)) >= len(lines) > 0
 

@@ -1,4 +1,4 @@
-"""The tools of a request, as templates take them: definitions, choice, rendering, variables."""
+"""The tools of a request in the form that templates take: definitions, choice, rendering, variables."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .reasoning import SWITCH
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
-MAX_TOOLS = 1024  # of one request
+MAX_TOOLS = 1024  # tools of one request
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool that an answer may call. parameters: the JSON schema of its arguments, an object."""
+    """A tool that an answer may call. parameters: the JSON schema of its arguments, which are an object."""
 
     name: str
     parameters: Schema
@@ -42,8 +42,8 @@ class ToolDefinition:
 class AllowedTools:
     """What an answer may do with the tools of its request.
 
-    tools: the callable ones. mode: whether the answer may, must, or must not call. parallel: several calls at once are
-    allowed. parses: the reader separates calls from content.
+    tools: the tools that may be called. mode: whether the answer may, must or must not call tools. parallel: the answer
+    may have several calls. parses: whether the reader separates calls from content.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -52,14 +52,14 @@ class AllowedTools:
     parses: bool = True
 
     def types(self) -> dict[str, Types]:
-        """Return the types of the parameters of each tool; none if a reader looks for no calls."""
+        """Return the parameter types of each tool; empty if the reader does not look for calls."""
         if self.mode == "none" or not self.parses:
             return {}
         return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
 
 
 def read_tools(request: ChatRequest) -> AllowedTools:
-    """Return a request's tools and its choice among them, checked. Raises RequestError."""
+    """Return a request's tools and its choice among them. Raises RequestError if they are wrong."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
@@ -103,7 +103,10 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode and the names of the callable tools, from OpenAI's words or Anthropic's. Raises RequestError."""
+    """Return the mode and the names of the tools that may be called. Raises RequestError.
+
+    The choice may have OpenAI's form or Anthropic's.
+    """
     match choice:
         case None | "auto" | {"type": "auto"}:
             return "auto", tuple(tools)
@@ -143,9 +146,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return messages whose system message defines the tools, and whether that message is new.
+    """Return messages whose system message defines the tools, and whether this message was added.
 
-    It serves templates that show no tools. written: how calls are written.
+    This serves templates that do not show tools. written: how the model writes calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -154,7 +157,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return messages whose system message ends with a text, and whether that message is new."""
+    """Return messages whose system message ends with a text, and whether this message was added."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -165,14 +168,14 @@ def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Messa
 
 
 def _definition(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a tool that a model needs."""
+    """Return those fields of a tool that a model needs."""
     function = cast("Mapping[str, object]", tool["function"])
     shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": shown}
 
 
 def with_calls(message: Message, written: CallNotation) -> Message:
-    """Return a message with its tool calls as text, for templates that show no calls."""
+    """Return a message with its tool calls as text, for templates that do not show calls."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
@@ -211,7 +214,7 @@ SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the variables from the settings, which a request may change. Raises SettingsError."""
+    """Return the template variables that the settings give; a request may change them. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -228,7 +231,7 @@ def settings_variables(settings: Settings) -> dict[str, object]:
 
 
 def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return the variables of a request. Raises RequestError."""
+    """Return the template variables of a request. Raises RequestError."""
     given, where = request.chat_template_kwargs, "chat_template_kwargs"
     for name in OWN_FIELDS:
         if name in given:
@@ -254,28 +257,35 @@ QUESTION = {"role": "user", "content": "?"}
 
 
 class Rendering:
-    """Renders chats by a model's template, and adds what the template cannot show. written: how the model writes calls."""
+    """Renders chats with a model's template, and adds what the template cannot show.
+
+    written: how the model writes calls.
+    """
 
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """variables: from the settings; a request may change them. retrieval_prompt: for chats that search documents."""
+        """Take what all chats share.
+
+        variables: the template's variables from the settings; a request may change them. retrieval_prompt: the
+        instruction for chats that search documents.
+        """
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
         self._shows_tools = self._shows([QUESTION], tools=[{"type": "function", "function": TRIAL}])
         self._shows_calls = template.shows_calls
 
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
-        """Render a chat. continues: end with the last message, which the model is to continue.
+        """Render a chat. Raises TemplateError, and RequestError for wrong variables of the request.
 
-        Raises TemplateError; RequestError for wrong variables of the request.
+        continues: the prompt ends with the last message, which the model will continue.
         """
         variables = request_variables(request, self._variables)
         prompts = request.add_generation_prompt is not False
         render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
-        is_instructed = is_defined = False  # True: by a message that the client did not send
+        is_instructed = is_defined = False  # True: a message was added that the client did not send
         if request.retrieves and self._retrieval_prompt:
             messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
         tools = request.tools
@@ -295,7 +305,10 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece with its index as if the first message, which no client sent, were not there; its text is plain."""
+    """Return a piece as if the first message, which no client sent, were not there.
+
+    A piece of that message is plain text.
+    """
     if piece.message is None:
         return piece
     return replace(piece, message=piece.message - 1) if piece.message else TextPiece(piece.text, None, is_plain=True)

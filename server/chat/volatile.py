@@ -1,11 +1,11 @@
-"""Instructions that change from one request to the next: the prompt keeps the old text and gets the change at its end.
+"""Instructions that change from request to request: the prompt keeps the old text and names the change at its end.
 
-A changed date or counter at the start of a prompt makes all KV after it useless. So the instructions of a lineage stay as in
-its first request, and a line at the end of the last message names the change. The line stays there in later prompts, because
-a prompt continues the KV of the one before.
+If a date or a counter at the start of a prompt changes, all KV after it is useless. So the instructions of a lineage
+stay as they were in its first request, and a line at the end of the last message names the change. The line also stays
+there in later prompts, because each prompt continues the KV of the one before.
 
-Reminders are treated in the same way. They are tagged blocks at the end of a user's message, which are gone or changed when
-the client sends the message again. Nothing else is ever compared or changed.
+Reminders are treated in the same way. They are tagged blocks at the end of a user's message that are missing or changed
+when the client sends the message again. No other text is compared or changed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 INSTRUCTIONS = ("system", "developer")  # roles that a conversation starts with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # changed pieces of one request's instructions; characters of a piece
-LEAST_SAME = 0.8  # of the text; with less in common, these are other instructions
-MOST_UNITS = 200  # from the first to the last difference: more are not compared, as the time grows with their square
+LEAST_SAME = 0.8  # the share of equal text; if it is less, the texts are different instructions
+MOST_UNITS = 200  # pieces between the first and the last difference; the time to compare them grows with their square
 MOST_FRONTS, MOST_LINES = 8, 1024  # remembered fronts of a lineage; lines of a front
 OVERHEAD = 512  # bytes of a line without its texts: its key, its objects, the name of its file
 MOST_IN_FILES = 256 << 20  # bytes of all files: 8 times the bound in memory, since each file has names and a checksum
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
-LONGEST_TAG = 80  # characters that an end tag is looked for in
+LONGEST_TAG = 80  # characters in which an end tag is searched for
 AT_END, OWN_PART = b"at the end", b"own part"  # the place of blocks in a message
 QUOTED = 80  # characters of the old text that a line quotes
 TARGETS = ("user", "tool", "function")
@@ -52,13 +52,13 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ChangedText:
-    """A changed piece of the instructions. before: the text in the prompt. after: the text of this request."""
+    """A piece of the instructions that has changed. before: the text in the prompt. after: the text of this request."""
 
     before: str
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that names the change. is_known: an earlier line names the place of the piece."""
+        """Return the line that names the change. is_known: an earlier line already says which piece is meant."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -72,9 +72,10 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions of a lineage's first request. lines: at the ends of messages, by a digest of the messages so far.
+    """The instructions in the first request of a lineage.
 
-    id: part of the names of its files; the same for the same texts. num_bytes: of memory, about.
+    lines: the lines that name changes, each by a digest of the messages up to its place. id: a part of the names of the
+    front's files; the same for the same lineage and texts. num_bytes: about the size in memory.
     """
 
     lineage: Lineage
@@ -88,7 +89,7 @@ class Front:
         self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
-        """Remember a line; an empty one removes the line. Return the keys of the removed lines."""
+        """Remember a line. An empty line removes the earlier one. Return the keys of all removed lines."""
         old = self.lines.pop(key, None)
         self.num_bytes -= _size(old) if old else 0
         if line:
@@ -111,10 +112,10 @@ def _size(said: tuple[str, Changes]) -> int:
 
 @dataclass(slots=True)
 class _Reminders:
-    """The blocks at the end of users' messages. start: the first message after the instructions.
+    """The blocks at the end of users' messages. start: the index of the first message after the instructions.
 
-    keys: for each message, a digest of all messages from `start` to it, without blocks. changes: changed and missing blocks.
-    replaced: missing blocks whose tag ends a later message.
+    keys: for each message, a digest of all messages from `start` up to it, without their blocks. changes: the changed
+    and the missing blocks. replaced: the missing blocks whose tag ends a later message.
     """
 
     start: int
@@ -127,9 +128,9 @@ class _Reminders:
 class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: one request at a time uses them. changed: new contents of files by name, for the store to write; None: delete the
-    file. The store alone sets the other three: files: the names of all files; num_bytes: the bytes of memory that it has
-    counted; is_forgotten: it has dropped these instructions.
+    lock: locked while a request uses the instructions. changed: new contents of files by name, which the store will write;
+    None: the file will be deleted. Only the store sets the next three. files: the names of all files. num_bytes: the bytes
+    of memory that the store has counted. is_forgotten: whether the store has dropped these instructions.
     """
 
     lineage: Lineage
@@ -141,9 +142,9 @@ class Instructions:
     is_forgotten: bool = False
 
     def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the first request's instructions and with lines for the changes; and the changes.
+        """Return the messages with the first request's instructions and with lines about the changes.
 
-        Raises TemplateError for contents that are no text.
+        Also return the changes. Raises TemplateError for contents that are not text.
         """
         number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
         last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
@@ -161,7 +162,10 @@ class Instructions:
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def _front(self, texts: Texts) -> tuple[Front, Changes]:
-        """Return the known instructions with the fewest changes, and the changes; without any alike, the request's own."""
+        """Return the known instructions with the fewest changes, and these changes.
+
+        If none are similar, keep the request's own.
+        """
         found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
         if front is not None:
@@ -176,7 +180,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give the user's messages the blocks that they had when they first came."""
+        """Give each message of the user the blocks that it had when it first came."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -195,7 +199,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add to each message its earlier line, and to the last message the new changes."""
+        """Add to each message the line that it got earlier, and to the last message a line for the new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
@@ -217,7 +221,7 @@ class Instructions:
 
 
 def _changes(old: Texts, new: Texts) -> Changes | None:
-    """Return the changed pieces; None: the texts differ too much."""
+    """Return the changed pieces; None if the texts differ too much."""
     if [*map(len, old)] != [*map(len, new)]:
         return None
     pairs = [
@@ -238,7 +242,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece that the prompt does not name yet: changed since, or back to its first text."""
+    """Yield a line for each piece that the prompt does not name yet: it changed since, or has its first text again."""
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start
@@ -253,7 +257,7 @@ def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[st
 
 
 def _overlap(place: Place, change: ChangedText, other: Place, other_change: ChangedText) -> bool:
-    """Return whether two pieces overlap in the first request's text."""
+    """Return whether two pieces overlap in the text of the first request."""
     if place[:2] != other[:2]:
         return False
     return place == other or max(place[2], other[2]) < min(
@@ -321,7 +325,6 @@ def _tag(blocks: str) -> str:
 
 
 def _with_block(message: Message, block: str, where: bytes) -> Message:
-    """Return a message with blocks at its end."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": f"{content}{block}"}
@@ -331,7 +334,6 @@ def _with_block(message: Message, block: str, where: bytes) -> Message:
 
 
 def _with_line(message: Message, line: str) -> Message:
-    """Return a message with a line at its end."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": line}]}
@@ -343,7 +345,7 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """A front's texts, or with a `key` one of its lines."""
+    """What a file contains: the texts of a front, or one line of a front. key: the line's key; empty: the file has texts."""
 
     lineage: Lineage
     front: bytes
@@ -357,7 +359,7 @@ STORED = msgspec.msgpack.Decoder(StoredInstructions)
 
 
 def encode(stored: StoredInstructions) -> list[bytes]:
-    """Return the parts of a file."""
+    """Return the parts of a file with this content."""
     return with_checksum(MAGIC, msgspec.msgpack.encode(stored))
 
 
@@ -370,7 +372,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions of files, the last written at the end. A line without its front is deleted."""
+    """Return the instructions in the files, in the order of their last changes. A line whose front is missing is deleted."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}

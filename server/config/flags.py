@@ -1,4 +1,4 @@
-"""Flags from settings: argparse, the environment, llama-server's flags."""
+"""Makes argparse flags from the settings, reads settings from the environment and a file, and knows llama-server's flags."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .settings import SETTINGS, Setting, Settings, Value, written
 from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
-# Tables of llama-server's flags that are no settings here: its command lines start this server, too.
+# Tables of llama-server's flags that are no settings here, since its command lines should start this server, too.
 #
-# A flag that changes nothing a client sees is accepted, with a line in the log if it asks for more than it gets. A flag
+# A flag that would change nothing that a client sees is accepted; if it asks for more than it gets, the log says so. A flag
 # that would change answers, or the machine that computes them, is refused with a line that says what to do instead.
 
 Row = tuple[str, int, str]
@@ -26,7 +26,10 @@ Row = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlag:
-    """A flag of llama-server. says: why it has no effect, or is refused; empty: the server works as it asks anyway."""
+    """A flag of llama-server that is no setting here.
+
+    says: why the flag has no effect or is refused; empty: the server already works as the flag asks.
+    """
 
     flags: tuple[str, ...]
     num_values: int
@@ -198,13 +201,13 @@ FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser that writes an error as one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"slotcache: {message}\n")
 
     def unknown(self, argument: str) -> NoReturn:
-        """Exit with an error that names the known flag most like an unknown one."""
+        """Exit with an error about an unknown flag. The error names the most similar known flag."""
         if not argument.startswith("-"):
             self.error(
                 f"{argument}: expected a flag; {self.prog} --help shows them, -m names a model, "
@@ -217,9 +220,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings, and llama-server's other flags, which it refuses or notes.
+    """Give a parser the flags of all settings and llama-server's other flags, which are refused or ignored with a note.
 
-    shown: --help has the first settings of each topic; else it has none. --help-all has all.
+    shown: --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
@@ -234,9 +237,10 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: they are in --help-all only.
+    """Give a parser the flags of some settings. hidden: only --help-all shows them.
 
-    Switches take an optional on/off: `--cache-prompt`, `--cache-prompt off`. Each has a flag `--no-...` as well.
+    Switches may be followed by on or off: `--cache-prompt`, `--cache-prompt off`. Each switch also has a flag
+    `--no-...`.
     """
     for setting in settings:
         default = f" (default: {written(setting.default)})" if setting.default != "" else ""
@@ -260,7 +264,10 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 
 
 class _ReadFile(argparse.Action):
-    """Takes settings from a file. A flag wins over the file, before and after --config; so does an environment variable."""
+    """Reads settings from a file.
+
+    Flags, before or after --config, and environment variables take precedence over the file.
+    """
 
     def __call__(
         self,
@@ -280,7 +287,7 @@ class _ReadFile(argparse.Action):
 
 
 def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
-    """Yield the settings of a file that no variable of the environment holds. Raises OSError and ValueError."""
+    """Yield the settings in a file, except those that an environment variable sets. Raises OSError and ValueError."""
     known = {setting.name: setting for setting in SETTINGS}
     for key, value in tomllib.loads(path.read_text(encoding="utf-8-sig")).items():
         setting = known.get(key.replace("-", "_"))
@@ -311,19 +318,18 @@ class _HelpAll(argparse.Action):
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return the settings among parsed arguments."""
     values = {setting.name: getattr(arguments, setting.name) for setting in SETTINGS}
     return Settings(**values, given=given_among(arguments, SETTINGS))
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, a file or a variable sets, even to an empty value."""
+    """Return the names of the settings that a flag, a file or a variable sets. An empty value counts as set."""
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each given flag and variable of llama-server that has no effect here."""
+    """Return a line for each flag and variable of llama-server that the user gave and that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
     reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
@@ -332,7 +338,10 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Write the names of long flags with dashes, as llama-server does: `--ctx_size` is `--ctx-size`."""
+    """Return the arguments with dashes in the names of long flags, as llama-server does.
+
+    For example, `--ctx_size` becomes `--ctx-size`.
+    """
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
@@ -342,9 +351,10 @@ def _with_dashes(argument: str) -> str:
 
 
 class _Store(argparse.Action):
-    """A flag of a setting. separator: joins the values of a repeated flag; "": the last value counts.
+    """The action of a setting's flag.
 
-    The namespace's `given` names the settings whose flags are given. whole_help: the text of --help-all; "": none.
+    separator: joins the values of a repeated flag; "": the last value counts. whole_help: the help text in --help-all;
+    "": none. The namespace's `given` has the names of the settings whose flags are given.
     """
 
     def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:
@@ -388,7 +398,7 @@ class _Foreign(argparse.Action):
 
 
 def _argument_type(setting: Setting) -> Callable[[str], Value]:
-    """Return a parser that raises argparse's error, which names the flag."""
+    """Return a parser for a setting's value. It raises argparse's error, which names the flag."""
 
     def parse(text: str) -> Value:
         try:
@@ -400,7 +410,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the environment variable that a setting's value comes from; None: none is set."""
+    """Return the environment variable that sets a setting; None: no variable does."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

@@ -1,4 +1,4 @@
-"""All settings, frozen: each field has its flag, variable, default and help."""
+"""The settings of a server, as a frozen dataclass: each field declares its flags, environment variable, default and help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VERSION = "0.2.0"
 
 
 class SettingsError(Exception):
-    """Settings that no server can be started with."""
+    """No server can be started with these settings."""
 
 
 def row(
@@ -52,9 +52,10 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: the values, if the field's type lists none. least, most: of a number. words: texts that stand for numbers.
-    fixed: flags without a value, and the value that each sets. refused: values that are not supported, and why. separator:
-    joins the values of a repeated flag. llama: llama-server's variable.
+    choices: the allowed values, if the field's type lists none. least, most: the range of a number. words: words that
+    stand for numbers. fixed: flags that take no value, and the value that each sets. refused: unsupported values, and
+    the reason for each. separator: joins the values of a repeated flag. llama: llama-server's environment variable for
+    this setting.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -63,10 +64,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. The environment may hold a flag's value, as SLOTCACHE_<NAME>; the command line wins.
+    """One setting. Its value may come from the environment variable SLOTCACHE_<NAME>; the command line wins.
 
-    words, fixed, refused, separator, llama: as in `row`; fixed includes the flags that turn a switch off. clamps: a number
-    outside the range becomes the nearest one in the range.
+    The fields are those of `row`; fixed also has the flags that turn a switch off. clamps: a number outside the range
+    becomes the nearest number in the range, instead of an error.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag alone means on."""
+        """Whether the flag without a value means on."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -98,11 +99,11 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables of the environment that may hold its value; an earlier one wins."""
+        """The environment variables that may set this setting; an earlier variable wins."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
-        """Return the value that a text stands for. Raises ValueError."""
+        """Return the value that a text means. Raises ValueError."""
         if self.is_switch:
             return parse_switch(text)
         if self.choices:
@@ -126,7 +127,7 @@ class Setting:
 
 
 def listed(text: str) -> frozenset[str]:
-    """Split a setting that holds several values, separated by commas."""
+    """Split the text of a setting at its commas, and return the values."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
@@ -140,7 +141,6 @@ def parse_switch(text: str) -> bool:
 
 
 def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
-    """Parse a number. Raises ValueError."""
     try:
         return kind(text)
     except ValueError:
@@ -148,12 +148,12 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
-    """Return the flags that turn a switch off: `--no-` in front of each long one."""
+    """Return the flags that turn a switch off: `--no-` before the name of each long flag."""
     return {f"--no-{flag[2:]}": "off" for flag in flags if flag.startswith("--")} if isinstance(default, bool) else {}
 
 
 def table_of(unset: DataclassInstance) -> tuple[Setting, ...]:
-    """Return the settings that the fields of a dataclass declare. unset: an object with the defaults."""
+    """Return the settings that the fields of a dataclass declare. unset: an object of the class with all defaults."""
     kinds = get_type_hints(type(unset))
     declared = [one for one in fields(unset) if one.metadata]
     rows = [_setting(one, getattr(unset, one.name), kinds[one.name]) for one in declared]
@@ -168,7 +168,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the row of a parameter of sampling."""
+    """Return the row of the table for a sampling parameter."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,
@@ -186,11 +186,11 @@ def _about_number(name: str) -> dict[str, Any]:
 
 
 def written(value: Value) -> str:
-    """Return a value as one writes it on the command line."""
+    """Return a value as the user writes it on the command line."""
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-SOCKET = ".sock"  # ends the name of a socket file, as in llama-server
+SOCKET = ".sock"  # the end of a socket file's name, as in llama-server
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 TENSOR = "it is an experiment of llama.cpp: --fit cannot tell what each GPU would hold, and KV was never saved from it here"
 SplitMode = Literal["none", "layer", "row"]
@@ -209,7 +209,10 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Numbers):
-    """The settings of a server. A `Literal` lists the values of a setting. `Numbers` has defaults for fields of requests."""
+    """The settings of a server.
+
+    `Numbers` adds the sampling parameters, whose settings are defaults for fields of requests.
+    """
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a built-in model. Several: repeat it, or NAME=FILE", separator="\n", llama="LLAMA_ARG_MODEL")
     models_dir: str = row("", ("--models-dir",), "folder whose GGUF files are served too", llama="LLAMA_ARG_MODELS_DIR")
@@ -342,11 +345,11 @@ class Settings(Numbers):
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
     # fmt: on
     is_one_of_several: bool = field(default=False, compare=False)  # several models share the device
-    given: frozenset[str] = field(default=frozenset(), compare=False)  # settings that a flag or a variable has
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings that a flag, a file or a variable sets
 
     @property
     def hosts(self) -> list[str]:
-        """The addresses to listen on, without socket files."""
+        """The addresses to listen on, except socket files."""
         return [host for host in self._places if not host.endswith(SOCKET)]
 
     @property
@@ -360,30 +363,36 @@ class Settings(Numbers):
 
     @property
     def sleep_after(self) -> int:
-        """Seconds without a request until sleep; 0: never."""
+        """The seconds without a request after which the model is unloaded; 0: never."""
         return max(self.sleep_idle_seconds, 0)
 
     @property
     def draft_mode(self) -> Draft:
-        """The default of a request's `draft`: the draft model, if there is one and --draft does not say otherwise."""
+        """The default of a request's `draft`.
+
+        If a model drafts and --draft is not given, the default is `model`. Otherwise the default is --draft.
+        """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
     @property
     def uses_head(self) -> bool:
-        """Whether the multi-token head of the model drafts."""
+        """Whether the multi-token head of the model makes drafts."""
         return "draft-mtp" in listed(self.spec_type)
 
     @property
     def may_unload(self) -> bool:
-        """Whether the model may be unloaded."""
+        """Whether the model may be unloaded while the server runs."""
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Whether a setting is given, or differs from its default."""
+        """Whether the user set a setting, even to its default, or its value differs from the default."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the model's names in alphabetical order, as llama-server does; without --alias, the file's name."""
+        """Return the model's names in alphabetical order, as llama-server does.
+
+        Without --alias, return the name of the model's file.
+        """
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 

@@ -1,4 +1,4 @@
-"""The settings by topic, in the order of `--help`: first those that most people need, then the rest."""
+"""The settings by topic, in the order of `--help`. Each topic starts with the settings that most people need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Settings of one topic. first: shown by `--help`; rest: shown by `--help-all` alone."""
+    """The names of the settings of one topic. first: `--help` shows these. rest: only `--help-all` shows these."""
 
     title: str
     first: tuple[str, ...]

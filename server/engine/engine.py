@@ -1,7 +1,7 @@
-"""The one thread that computes: inbox, steps, sleep, background work.
+"""The engine: the one thread that computes, its inbox, the model's sleep, and the watchdog.
 
-Callables of other threads come through the inbox and run between two steps. The events of a step go to the event loop in
-one call, for all streams together.
+Other threads put functions into the inbox, and the engine's thread runs them between two steps. The events of a step,
+for all streams together, go to the event loop in one call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Act = Callable[[], None]
 
 
 class Inbox:
-    """Acts from any thread for the engine's thread. An accepted act always runs."""
+    """Functions ("acts") that any thread queues for the engine's thread. An accepted act always runs."""
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
@@ -60,7 +60,11 @@ class Inbox:
             return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Run a function between two steps. The future gets its result or its exception; 503 once the inbox is closed."""
+        """Have the engine's thread run a function between two steps.
+
+        The future gets the function's result or exception. Once the inbox is closed, it gets a RequestError with status
+        503.
+        """
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -76,11 +80,11 @@ class Inbox:
         return future
 
     def refusal(self) -> RequestError:
-        """Return the error for calls after `close`."""
+        """Return the error of a call that comes after `close`."""
         return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Accept no act after `last`. A later call only changes the reason."""
+        """Accept no further act after `last`. Another call only changes the reason."""
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -113,11 +117,12 @@ sleep_logger = logging.getLogger("slotcache")
 
 @dataclass(frozen=True, slots=True)
 class DeviceTurns:
-    """What a model reports to the scheduler of a shared device. The calls come from the model's engine thread.
+    """The callbacks by which a model reports to the scheduler of a shared device.
 
-    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with this error.
-    on_free: the model is unloaded. make_room: a load failed, maybe for lack of room; called in the load's thread. True:
-    something was unloaded, so a second try may fit.
+    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with the given
+    error. on_free: the model is unloaded. The engine's thread calls these three. make_room: a load failed, maybe for
+    lack of memory; the thread of the load calls it. It returns True if it unloaded something, so that a second try may
+    fit.
     """
 
     on_want: Callable[[], None]
@@ -127,11 +132,9 @@ class DeviceTurns:
 
 
 class Sleep:
-    """Decides when the model is on the device. Any thread may call the methods up to and including
-    `keep`; the others are for the engine's thread alone.
+    """Decides when the model is on the device.
 
-    A load runs in a thread of its own, so acts run meanwhile. The vocabulary and the cache stay in memory: a question to
-    them needs no device, and neither gets nor keeps a shared one.
+    Any thread may call the methods up to and including `keep`. The methods after it are for the engine's thread alone.
 
     On a shared device each model has turns. A turn that another model waits for ends at `_turn_end`, or sooner:
 
@@ -141,8 +144,9 @@ class Sleep:
     A request that comes while the turn lingers saves a load. If none comes, later turns do not linger, until a request
     comes before `_linger_end`, so soon after the unload that a lingering turn would have caught it.
 
-    seconds: without a step until sleep; 0: never. on_wake: called in the engine's thread after a load, with the error of a
-    failed one. is_awake: steps can be computed. last_use: when the last step ended or the last request came.
+    seconds: the time without a step after which the model is unloaded; 0: never. on_wake: called in the engine's thread
+    after a load, with the error if the load failed. is_awake: the engine can compute steps. last_use: the time of the
+    last step's end or the last request's arrival, whichever is later.
     """
 
     def __init__(
@@ -159,9 +163,9 @@ class Sleep:
         self.failure = ""  # why the last load failed; empty after a load that did not
         self._default_seconds = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
-        self._load: Thread | None = None  # until its end is noted
+        self._load: Thread | None = None  # the running load; None after its end is noted
         self.device: DeviceTurns | None = None  # None: the device is not shared
-        self._is_granted = True  # this model may be on the device
+        self._is_granted = True  # whether this model may be on the device
         self.is_used = True  # a step ran since the last load: even a short turn answers something
         self._loaded_at = 0.0
         self._load_seconds = 0.0  # of the last load, and of lingering
@@ -182,7 +186,10 @@ class Sleep:
         return self._default_seconds < inf or self.device is not None
 
     def share(self, device: DeviceTurns, seconds: float) -> None:
-        """Ask `device` before each load. Called awake, before the engine starts. seconds: of the load that just ended."""
+        """Share the device with other models: ask `device` before each load.
+
+        Called while the model is loaded, before the engine starts. seconds: how long the load took that just ended.
+        """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
     def grant(self) -> None:
@@ -190,24 +197,25 @@ class Sleep:
         self._inbox.put(self._take_device)
 
     def refuse(self, error: Exception) -> None:
-        """Fail the load that the model asked for and that cannot begin."""
+        """Fail the load that the model asked for, because the load cannot start."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the turn for another model: after `seconds`, or after a load's time without a request.
+        """End the model's turn for another model, after `seconds` at most.
 
-        Running requests are answered; waiting ones are answered in the next turn.
+        The turn ends earlier if no request comes for as long as a load takes. Running requests are finished; waiting
+        requests are answered in the next turn.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load a sleeping model for a request that follows at once; keep it awake for another `seconds`."""
+        """Load a sleeping model for a request that follows at once. The time until sleep starts again."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
     def bring(self) -> None:
-        """Load a sleeping model although no request follows at once. A turn on a shared device lasts no longer for it."""
+        """Load a sleeping model although no request follows at once. This does not prolong a turn on a shared device."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._bring)
@@ -218,7 +226,10 @@ class Sleep:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Set the seconds without a step until sleep, if the model sleeps at all. The next request resets them."""
+        """Set the time without a step after which the model sleeps, if it sleeps at all.
+
+        The next request restores the usual time.
+        """
         if self.can_sleep:
             self._inbox.put(lambda: self._set_seconds(seconds))
 
@@ -226,7 +237,7 @@ class Sleep:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until sleep, if no request comes."""
+        """Seconds until the model is unloaded if no request comes."""
         if not self.is_awake:
             return inf
         end = self.last_use + self._seconds
@@ -243,7 +254,7 @@ class Sleep:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further request may start in this turn."""
+        """Whether the turn's time is up, so that no further request may start in it."""
         return self._turn_end is not None and self.is_used and perf_counter() >= self._turn_end
 
     def _take_device(self) -> None:
@@ -251,7 +262,7 @@ class Sleep:
         self.load()
 
     def _end_turn(self, seconds: float) -> None:
-        if self.is_awake:  # else it fell asleep meanwhile
+        if self.is_awake:  # otherwise it fell asleep meanwhile
             self._turn_end, self._had_request = perf_counter() + seconds, False
 
     def _set_seconds(self, seconds: float) -> None:
@@ -271,12 +282,12 @@ class Sleep:
         self.load()
 
     def begin(self) -> None:
-        """Free the memory of the device. All KV is saved or dropped by now."""
+        """Free the memory of the device. The caller has already saved or dropped all KV."""
         self._is_wanted = False
         self._runner.unload()
         if self._draft_model is not None:
             self._draft_model.unload()
-        self.is_awake = False  # last: the memory of a server that says it sleeps is free
+        self.is_awake = False  # set last: if a server says that it sleeps, its memory is free
         if self._turn_end is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
         elif perf_counter() < self._turn_end:
@@ -291,7 +302,7 @@ class Sleep:
             self.device.on_free()
 
     def load(self) -> None:
-        """Start a load, unless the model is awake or loading. On a shared device, ask for a turn first."""
+        """Start a load, unless the model is loaded or loading. On a shared device, ask for a turn first."""
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
@@ -305,12 +316,12 @@ class Sleep:
                 self._load = load
 
     def close(self) -> None:
-        """Wait for the end of a load."""
+        """Wait until a running load has ended."""
         if self._load:
             self._load.join()
 
     def _open(self) -> None:
-        """Load the model; the load's thread runs this."""
+        """Load the model. The load's thread runs this method."""
         began = perf_counter()
         error: Exception | None = None
         try:
@@ -343,38 +354,38 @@ class Sleep:
             self.device.on_load(error)
         if error:
             self._free_device()
-        self._on_wake(error)  # last: an error in it must not keep other models from the device
+        self._on_wake(error)  # called last: an error in it must not keep other models from the device
 
 
 # ---- The watchdog: it reports a step that does not end. -----------------------------------------------------------------
 
 logger = logging.getLogger("slotcache.engine")
-TOKEN_SECONDS = 1.0  # s more for each token of a step: no machine that serves a model is slower
-LOOK = 0.25  # of the patience: the watchdog's pause between two looks
+TOKEN_SECONDS = 1.0  # further seconds for each token of a step: no machine that serves a model is slower
+LOOK = 0.25  # share of the patience after which the watchdog looks again
 
 
 class Watchdog:
-    """Watches the steps of one thread, but no load, no warm-up at the start and no wait for requests.
+    """Watches the steps of one thread for steps that hang.
 
-    seconds: the patience with a step, plus a second for each of its tokens; 0: no limit.
+    Loads, the warm-up and the wait for requests are not watched. seconds: a step hangs after this time, plus one second
+    for each token of the step; 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
-        self.num_hangs = 0  # ever
+        self.num_hangs = 0  # since the start
         self._seconds = seconds or inf
-        self._step: tuple[float, float] | None = None  # the present step: its start, and when it counts as hanging
+        self._step: tuple[float, float] | None = None  # the present step: its start, and from when it hangs
         self._ended = Event()
         self._thread: Thread | None = None
 
     @property
     def hanging(self) -> float:
-        """The seconds that the present step has run, if these are too many; else 0. For any thread."""
+        """How many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
     @contextmanager
     def step(self, num_tokens: int) -> Iterator[None]:
-        """Watch a step while the block runs."""
         began = perf_counter()
         self._step = began, began + self._seconds + TOKEN_SECONDS * num_tokens
         try:
@@ -386,13 +397,12 @@ class Watchdog:
                 logger.warning("the step that hung has ended after %.0f s", seconds)
 
     def watch(self, thread: int | None) -> None:
-        """Start to log where a thread hangs. thread: its number, as of `get_ident`."""
+        """Start a thread that logs where the watched thread hangs. thread: the watched thread's number (`get_ident`)."""
         if self._seconds < inf:
             self._thread = Thread(target=self._look, args=(thread,), name="watchdog", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
         self._ended.set()
         if self._thread:
             self._thread.join()
@@ -409,21 +419,26 @@ class Watchdog:
 
 
 LAST_SAVE = 5.0  # seconds to save idle KV when the server ends
-LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: usual, and at most
+LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: as a rule, and at most
 
 
 def lost() -> RequestError:
-    """Return the error of requests that a failed step ended. A new one each time: every raise lengthens its traceback."""
+    """Return the error of requests that a failed step ended.
+
+    Each call makes a new error, since every raise lengthens an error's traceback.
+    """
     return RequestError("the engine failed while computing this", status=500)
 
 
 class Engine:
-    """Runs generations in one thread. Acts of other threads run after the current step; some end a background step early.
+    """Runs generations in one thread.
 
-    A `View` answers most questions of other threads.
+    Functions of other threads ("acts") run after the current step; some acts interrupt a step of background work. A
+    `View` answers most questions of other threads.
 
-    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. sleep_after: as in `Sleep`.
-    hang_after: as in `Watchdog`. draft_model: the scheduler's, if it has one. failure: why the thread has ended for good.
+    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. lower: the tiers below host
+    memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: why the thread has
+    ended for good; None while it runs.
     """
 
     def __init__(
@@ -465,24 +480,24 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread; events go to `loop`.
+        """Start the thread. It sends its events to `loop`.
 
-        on_failure: called in `loop` when the thread has ended for good. on_changed: called in `loop` when a load found
-        another model in the file.
+        on_failure: called in `loop` after the thread has ended for good. on_changed: called in `loop` when a load found
+        that the model's file has changed.
         """
         self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
 
     def stop(self, why: str = "the server is shutting down") -> None:
-        """End every open generation with a Failure, then the thread. Return once the thread has ended."""
+        """End every open generation with a Failure, then end the thread. Return once the thread has ended."""
         self.inbox.close(partial(self._stop, why), why)
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue generations, all of them or none. Raises RequestError once the engine is stopped.
+        """Queue generations, all of them or none. Raises RequestError if the engine is stopped or a parameter is bad.
 
-        The samplers are made here: bad parameters must fail in the caller's thread, not in the engine's.
+        The samplers are made here, so that bad parameters fail in the caller's thread.
         """
         samplers: list[Sampler] = []
         try:
@@ -498,38 +513,47 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the present step computes only a prefix of this request: then the step need not end for it."""
+        """Return whether the present step only computes a prefix of this request.
+
+        Then the step need not be interrupted.
+        """
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
 
     def cancel(self, generation: Generation) -> Future[None]:
-        """End a generation whose client has gone, before the next step. The future is done once the generation has ended."""
-        self.inbox.put(lambda: self.generations.end(generation))  # an error here is the engine's, not the caller's
+        """End a generation before the next step, since its client has disconnected.
+
+        The future is done once the generation has ended.
+        """
+        self.inbox.put(lambda: self.generations.end(generation))  # an error here concerns the engine, not the caller
         return self.inbox.ask(lambda: None)
 
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
-        """Compute a generation's prompt in idle time. False: clients' requests are open, or too many prompts wait.
+        """Compute a generation's prompt in idle time.
 
-        It replaces an earlier generation of the same key. A submitted request ends it, and its computed part stays cached.
-        beside: it may use a slot that open requests do not need: see `Background.put`.
+        The future is False if clients' requests are open, or if too many prompts wait. The generation replaces an
+        earlier one of the same key. A client's request ends the generation; the part that is computed by then stays
+        cached. beside: the generation may use a slot that open requests do not need (see `Background.put`).
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`; its computed tokens stay cached. True: it was not done yet."""
+        """End the background generation of `key`. Its computed tokens stay cached.
+
+        The future is True if the generation was not done.
+        """
         dropped = self.inbox.ask(lambda: self.background.drop(key))
         self.runner.interrupt.set()
         return dropped
 
     def resize_host(self, max_bytes: int) -> None:
-        """Change the budget of host memory."""
         for tree in self.scheduler.trees:
             self.inbox.put(partial(tree.host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
-        """Return whether a record has this model's layout, to its last byte. Valid once the engine has warmed up."""
+        """Return whether a record has exactly the layout of this model's KV. Call it after the engine's warm-up only."""
         states, stop = self.runner.states, len(record.tokens)
         is_state = record.state is None or states.accepts_recurrent(record.state, stop)
         return is_state and states.accepts(record.data, record.start, stop)
@@ -537,7 +561,10 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the cache's decided operations, between two steps. Raises RequestError if the engine has ended."""
+        """Carry out the operations that the cache has decided on, between two steps.
+
+        Raises RequestError if the engine has ended.
+        """
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:
@@ -545,7 +572,7 @@ class Engine:
         try:
             self._run(Plan(self.scheduler.tree.device.take_operations()))
         except Exception:
-            self._recover()  # the tree counts operations as done that failed
+            self._recover()  # the tree counts failed operations as done
             raise
 
     def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -581,7 +608,7 @@ class Engine:
         self.outbox.send()
 
     def _end_turn(self) -> bool:
-        """Unload the model if its turn is over and its running requests have ended. Return whether it is unloaded."""
+        """Unload the model once its turn is over and its running requests are finished. Return whether it is unloaded."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
@@ -592,14 +619,17 @@ class Engine:
         return True
 
     def _read_inbox(self) -> None:
-        """Run the acts of other threads. With nothing to compute: save idle KV, then wait for an act or fall asleep."""
+        """Run the acts of other threads.
+
+        If there is nothing to compute, save idle KV, and then wait for an act or fall asleep.
+        """
         self.runner.interrupt.clear()
         if self.scheduler.idle or not self.sleep.is_awake:
             self._use_idle_time()
             if self._checks and self.scheduler.idle:
                 check(self.scheduler)
             seconds = self.sleep.seconds_left
-            # At the end of a turn it sleeps, however many acts come that need no device.
+            # At the end of a turn the model is unloaded, however many acts come that need no device.
             act = None if self.sleep.is_ending and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._fetch_wait) is not None and (act := self.inbox.wait(seconds)) is not None:
@@ -642,7 +672,10 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and on to disk, then let a draft model read ahead. An arriving act ends it."""
+        """Copy idle KV to host memory and on to disk. Then let a draft model read ahead.
+
+        An arriving act ends this work.
+        """
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
@@ -652,16 +685,19 @@ class Engine:
                 return
 
     def _read_ahead(self) -> bool:
-        """Let a draft model read a piece of an idle slot's history. False: nothing is left, or sleep would discard it."""
+        """Let a draft model read a piece of an idle slot's history.
+
+        False: nothing remains to be read, or the model is asleep or about to be.
+        """
         if not self.sleep.is_awake or self.sleep.is_ending:
             return False
         with self.watchdog.step(0):
             return self.scheduler.read_ahead()
 
     def _warm_up(self) -> None:
-        # In this thread, not in the one that loaded the model: OpenMP keeps workers for every thread that ever computed.
-        # With more workers than cores, all sleep at each barrier instead of spinning: a token took 1.13 times
-        # llama-server's time, and 1.03 times since.
+        # The warm-up runs in this thread, since OpenMP keeps workers for every thread that ever computed.
+        # With more workers than cores, workers sleep at each barrier instead of spinning. A token took 1.13 times
+        # llama-server's time when another thread did the warm-up, and 1.03 times since.
         runs, *of_states = (tree.host for tree in self.scheduler.trees)
         try:
             can_move = self.runner.warm_up()
@@ -680,7 +716,7 @@ class Engine:
             can_move = False
             for states in of_states:
                 states.max_bytes = 0
-            self.runner.clear()  # else cells stay in use that the tree does not know
+            self.runner.clear()  # otherwise cells that the tree does not know stay in use
             if self.runner.context.rollback < inf:
                 self._end_drafts()
         if not can_move:
@@ -692,7 +728,7 @@ class Engine:
         self.runner.context.rollback = self.scheduler.drafts.longest = 0
 
     def _fall_asleep(self) -> None:
-        """Move the device's KV to host memory, as far as that has room, and free the device."""
+        """Move the device's KV to host memory, as far as it fits there, and free the device."""
         tree = self.scheduler.tree
         for one in self.scheduler.trees:
             for scope in [scope for scope in one.roots if not scope.is_lasting]:
@@ -706,9 +742,9 @@ class Engine:
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Handle the end of a load. After a failed one the waiting requests fail, and the next request tries again.
+        """Handle the end of a load. If the load failed, the waiting requests fail, and the next request tries again.
 
-        No warm-up follows: its results hold from the first load.
+        There is no further warm-up, since the results of the first one stay valid.
         """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
@@ -718,10 +754,10 @@ class Engine:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Start again with an empty device: after an error, tree and memory may disagree. See `Scheduler.recover`.
+        """Start again with an empty device, since tree and device memory may disagree after an error.
 
-        Copies in host memory stay. After two failures in a row without a running request they may be the cause, and are
-        dropped.
+        See `Scheduler.recover`. Copies in host memory stay. After two failures in a row without a running request, the
+        copies may be the cause and are dropped.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -740,18 +776,18 @@ class Engine:
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:
-        """Fail all open generations and end the loop; the inbox's last act."""
+        """Fail all open generations and end the loop. This is the last act of the inbox."""
         self._stopping = True
         self.generations.close(why)
 
     def _end_for_good(self, error: BaseException) -> None:
-        """Fail every open generation: the last resort of a thread that cannot continue."""
+        """Fail every open generation, since the thread cannot continue after this error."""
         logger.critical("%s", why := f"the engine has ended: {type(error).__name__}: {error}", exc_info=error)
         self._give_up(why)
         self.outbox.call(self._on_failure)
 
     def _give_up(self, why: str) -> None:
-        """Send a Failure to each open generation, and to those still in the inbox."""
+        """Send a Failure to each open generation, and to each generation in the inbox."""
         self.failure = why
         self.inbox.close(lambda: None, why)
         self._stopping = True

@@ -1,4 +1,4 @@
-"""How much fits: count the memory of a model, and choose its context and its layers."""
+"""Memory: count what a model takes, and choose the context and the layers that fit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ..http.threads import give_way
 class MemoryPlacement:
     """The quantities that memory may limit.
 
-    gpu_layers: layers on a GPU, the output counted as one. gpu_experts: layers whose experts may be on a GPU. Both are
-    counted from the last layer, and mean nothing without a GPU.
+    gpu_layers: the number of layers on a GPU; the output counts as one layer. gpu_experts: the number of layers whose
+    experts may be on a GPU. Both count from the last layer, and both mean nothing without a GPU.
     """
 
     cells: int
@@ -41,7 +41,10 @@ class MemoryPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Concession:
-    """A quantity that may be lowered. name: a field of `MemoryPlacement`. step: between values, counted from the least."""
+    """A quantity that may be lowered.
+
+    name: a field of `MemoryPlacement`. step: the possible values are `least` and then every `step` above it.
+    """
 
     name: str
     least: int
@@ -53,10 +56,10 @@ Excess = Callable[[MemoryPlacement], float]
 
 
 def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: Excess) -> MemoryPlacement | None:
-    """Return the fitting placement nearest to the wanted one; None: not even the least fits.
+    """Return the placement that fits and is nearest to the wanted one. None: not even the least values fit.
 
-    Quantities are lowered to their least, in the order of the concessions, until all fits. Then they are raised in the
-    opposite order, each as far as it fits.
+    First, quantities are lowered to their least value one after the other, in the order of the concessions, until the
+    placement fits. Then each lowered quantity is raised as far as it fits, in the opposite order.
     """
     found, lowered = wanted, []
     for concession in concessions:
@@ -74,8 +77,8 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
     """Return a fitting placement with one quantity raised as far as it still fits.
 
-    Each try may load a model anew, so tries are few: memory grows evenly with most quantities, and a try is interpolated.
-    After a try that brings little, the next one halves the range.
+    Each try may load a model anew, so there should be few tries. Memory grows evenly with most quantities, so the next
+    value to try is interpolated. If a try narrows the range only a little, the next try halves the range.
     """
 
     def at(step: int) -> MemoryPlacement:
@@ -100,7 +103,7 @@ def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: E
 # ---- From settings to the context of a model. ---------------------------------------------------------------------------
 
 DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
-LONG_CONTEXT = 65536  # the most that --fit chooses instead: agents start with 25,000 tokens and more
+LONG_CONTEXT = 65536  # the most that --fit chooses; agents start with 25,000 tokens and more
 
 
 CELLS = 256  # llama.cpp pads the pool to a multiple of it
@@ -108,7 +111,7 @@ ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the number of cells that a server wants, in whole `CELLS`. most: the bound without --ctx-size."""
+    """Return the number of cells that the settings ask for, in whole `CELLS`. most: the bound without --ctx-size."""
     wanted = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
     return ceil(wanted / CELLS) * CELLS
 
@@ -135,11 +138,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The memory of one device, in bytes. free: infinite if the device does not report it. cap: --device-memory; 0: none.
+    """The memory of one device, in bytes.
 
-    counts_weights: False for host memory next to a GPU with memory of its own: the weights in host memory are mapped from
-    the file, and the system may drop and read them again. aside: bytes that stay free in any case. lent: the integrated
-    GPUs that use this memory.
+    free: infinite if the device does not report it. cap: the value of --device-memory; 0: no cap. counts_weights:
+    whether the weights count as used memory. They do not count in host memory next to a GPU with memory of its own:
+    they are mapped from the file, and the system may drop them and read them again. aside: bytes that stay free in any
+    case. lent: the names of the integrated GPUs that use this memory.
     """
 
     free: float
@@ -149,11 +153,11 @@ class Limit:
     lent: tuple[str, ...] = ()
 
     def most(self, margin: int) -> float:
-        """Return the bytes that may be taken. margin: the bytes that stay free, unless the cap is lower."""
+        """Return the bytes that may be taken. margin: bytes that stay free of the device's free memory."""
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
-        """Return the bytes by which a use is too large; 0 or less: it fits. others: the uses of all devices."""
+        """Return by how many bytes a use is too large; 0 or less: it fits. others: the uses of all devices."""
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
@@ -161,7 +165,7 @@ class Limit:
         return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
-        """Return the reason for `most`, in words."""
+        """Return in words what determines the result of `most`."""
         if self.cap and self.most(margin) == self.cap:
             return "--device-memory"
         stay = max(margin, self.aside)
@@ -171,8 +175,8 @@ class Limit:
 def limits(settings: Settings) -> dict[str, Limit]:
     """Return the limit of host memory and of each GPU that may have layers, by ggml's name.
 
-    --device-memory limits the GPUs, or host memory if there is no GPU. An integrated GPU uses host memory, so its use counts
-    there, too.
+    --device-memory limits the GPUs, or host memory if there is no GPU. An integrated GPU uses host memory, so its use
+    counts there, too.
     """
     gpus = split_of(settings).devices()
     cap, others = settings.device_memory * MIB, beside(settings)
@@ -182,14 +186,14 @@ def limits(settings: Settings) -> dict[str, Limit]:
 
 
 def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> dict[str, float]:
-    """Return the bytes by which each device's use is too large, by its name; 0 or less: it fits."""
+    """Return by how many bytes each device's use is too large, with the device's name as key; 0 or less: it fits."""
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
 def beside(settings: Settings) -> int:
-    """Return the bytes of the models and adapters beside the served model: about the sizes of their files.
+    """Return the bytes that the other models and the adapters take: about the sizes of their files.
 
-    A draft model also has KV, for as many tokens as the served model may have cells.
+    A draft model also takes KV, for as many tokens as the served model may have cells.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -206,9 +210,9 @@ WORDS_ALONE = "none"
 
 
 def embedding_file(settings: Settings) -> str:
-    """Return the file of the embedder beside the served model; empty: there is none.
+    """Return the file of the embedding model; empty if there is none.
 
-    With --docs the packaged embedder is the default, if an earlier start has fetched it.
+    With --docs the packaged embedding model is the default, if an earlier start has fetched it.
     """
     if settings.embedding_model == WORDS_ALONE:
         return ""
@@ -223,10 +227,10 @@ ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite o
 
 
 def aside(settings: Settings) -> int:
-    """Return the bytes of host memory that stay free in spite of a long context: for the system, and for the host tier.
+    """Return the bytes of host memory that stay free when the context is made longer than usual.
 
-    The tier takes at most half of the memory that is free after the start. With `ASIDE` for the system and up to as much for
-    the tier, each has its part.
+    They are for the system (`ASIDE`) and for the cache in host memory (at most `ASIDE` more). That cache takes at most
+    half of the memory that is free after the start, so both have enough.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -240,7 +244,10 @@ def mib(size: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A placement with the use of each device. error: of llama.cpp, if it could not make the context."""
+    """A placement and the memory that it uses on each device.
+
+    error: the error of llama.cpp, if it could not make the context.
+    """
 
     placement: MemoryPlacement
     uses: tuple[Use, ...]
@@ -249,10 +256,11 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The wanted placement and the chosen one. margin: bytes that stay free on each device. notes: further lines.
+    """The wanted placement and the chosen one.
 
-    num_layers: the output counted as one; 0: no GPU. has_experts: some layers are mixtures. has_overrides: -ot places some
-    tensors.
+    margin: bytes that stay free on each device. num_layers: the model's layers, the output counted as one; 0: there is
+    no GPU. has_experts: some layers are mixtures of experts. has_overrides: -ot places some tensors. notes: further
+    lines of the account.
     """
 
     wanted: Counted
@@ -265,7 +273,11 @@ class Decision:
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield the account: the limits, the wanted placement and what it lacks, the chosen one, the use of each device."""
+        """Yield the account line by line.
+
+        It has the limits, the wanted placement and the memory it lacks, the chosen placement, and the use of each
+        device.
+        """
         for name, limit in self.limits.items():
             names = " and of ".join((name, *limit.lent))
             yield f"memory of {names}: at most {mib(limit.most(self.margin))} ({limit.why(self.margin)})"
@@ -279,12 +291,11 @@ class Decision:
         yield from self.notes
 
     def lacking(self, uses: Sequence[Use]) -> dict[str, str]:
-        """Return a text for each device that lacks memory, by its name."""
+        """Return a text for each device that lacks memory, with the device's name as key."""
         found = excesses(self.limits, uses, self.margin)
         return {device: f"{device} lacks {ceil(excess / MIB):,} MiB" for device, excess in found.items() if excess > 0}
 
     def described(self, placement: MemoryPlacement) -> str:
-        """Describe a placement in words."""
         parts = [f"{placement.cells:,} cells (-c)", f"{placement.slots} slots (-np)"]
         if self.num_layers:
             gpus = [use.device for use in self.chosen.uses if use.device != HOST]
@@ -298,7 +309,7 @@ class Decision:
         return ", ".join(parts)
 
     def shown(self) -> dict[str, object]:
-        """Return the account for `/props`."""
+        """Return the account as the JSON that `/props` shows."""
         return {
             "devices": [
                 {
@@ -329,7 +340,10 @@ MOST_COUNTED = 1 << 20
 
 
 class LoadProgress(Protocol):
-    """Called with the loaded share of the weights, 0 to 1, or with other work that is done; returns False to give up."""
+    """Called during a load. It returns False to give the load up.
+
+    share: the share of the weights that is loaded, from 0 to 1. doing: other work that is being done, in words.
+    """
 
     def __call__(self, share: float, doing: str = "") -> bool: ...
 
@@ -342,7 +356,7 @@ def open_model(
     is_simulated: bool = False,
     vocab_only: bool = False,
 ) -> Model:
-    """Load the served model. progress, is_simulated, vocab_only: as in `Model`. Raises ModelError and SettingsError."""
+    """Load the served model. Raises ModelError and SettingsError. progress, is_simulated, vocab_only: as in `Model`."""
     every = (Override(EXPERTS, HOST),) if settings.cpu_moe else ()
     return Model(
         path,
@@ -362,7 +376,10 @@ def open_model(
 
 
 def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) -> Model:
-    """Load a model beside the served one, on the same devices. Metadata and positions are its file's. Raises ModelError."""
+    """Load another model than the served one, on the same devices. Raises ModelError.
+
+    The flags that override metadata and rotary positions apply to the served model only.
+    """
     return Model(
         Path(file).expanduser(),
         settings.gpu_layers,
@@ -375,19 +392,19 @@ def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) ->
 
 
 def split_of(settings: Settings) -> Split:
-    """Return the split of layers that the settings ask for. Raises ModelError."""
+    """Return how the settings divide the layers among devices. Raises ModelError."""
     return parse_split(settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu)
 
 
 def card_flag(settings: Settings) -> str:
-    """Return the flag that asks for layers on a GPU; "": no flag does, and the CPU may have all layers."""
+    """Return the flag by which the settings ask for layers on a GPU; empty if no flag asks for them."""
     if settings.gpu_layers not in (ALL_LAYERS, 0):
         return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
     return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
 
 
 def rope_scaling_of(settings: Settings) -> RopeScaling:
-    """Return the scale of rotary positions that the settings ask for. Raises SettingsError."""
+    """Return how the settings scale rotary positions. Raises SettingsError."""
     if settings.rope_scale and settings.rope_freq_scale:
         raise SettingsError("--rope-scale and --rope-freq-scale: give one of them")
     return RopeScaling(
@@ -403,7 +420,10 @@ def rope_scaling_of(settings: Settings) -> RopeScaling:
 
 
 class Measure:
-    """Counts the memory of contexts with simulated models. The last model stays open, so its contexts take milliseconds."""
+    """Counts the memory of contexts by means of simulated models.
+
+    The last model stays open, so that a further context of the same model takes milliseconds.
+    """
 
     def __init__(self, settings: Settings, path: Path) -> None:
         self._path, self._settings = path, settings
@@ -456,21 +476,22 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Extrapolate: return the use that lies `steps` steps past `other`, where a step leads from `one` to `other`."""
+    """Return the use that lies `steps` steps beyond `other`, if one step leads from `one` to `other`."""
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
 
 
 logger = logging.getLogger("slotcache")
-SHARES = (1, 0.5, 0.25, 0.125, 0)  # of --fit-target that stay free: the first that fits
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # shares of --fit-target that stay free; the first that fits is chosen
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
 
 
 def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
-    """Return settings with which the model fits, and the decision; None for an encoder, or if memory cannot be counted.
+    """Return settings with which the model fits, and the decision.
 
-    A setting given by a flag stays. With --fit off no setting changes. Raises ModelError if the model does not fit.
+    The decision is None for an encoder, or if memory cannot be counted. A setting that was given by a flag stays. With
+    --fit off no setting changes. Raises ModelError if the model does not fit.
     """
     measure = Measure(settings, path)
     try:
@@ -487,7 +508,7 @@ def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
 
 
 class Fitting:
-    """The search for one model on this machine."""
+    """The search for the placement of one model on this machine."""
 
     def __init__(self, settings: Settings, measure: Measure) -> None:
         self.settings, self.measure, model = settings, measure, measure.model
@@ -499,7 +520,7 @@ class Fitting:
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
-        self.count(self.wanted)  # before `limits`: from now on a device's own needs, such as CUDA's, are not free
+        self.count(self.wanted)  # first, so that `limits` sees the memory that CUDA itself takes as used
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
@@ -520,7 +541,7 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose a context longer than usual; None: no longer one fits with all else as wanted."""
+        """Choose a context that is longer than usual. None: no such context fits if everything else is as wanted."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -531,7 +552,10 @@ class Fitting:
         return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
-        """Yield conditions, the strictest first: a margin, whether weights in host memory count, a note on what is lost."""
+        """Yield conditions for a fit, the strictest first.
+
+        Each has a margin, whether weights in host memory count, and a note on what the user loses.
+        """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
             note = f"of --fit-target only {mib(target * share)} stay free" if target and share < 1 else ""
@@ -542,7 +566,7 @@ class Fitting:
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
-        """Yield the quantities that no flag gives and that may be lowered, the least painful first."""
+        """Yield the quantities that may be lowered and that no flag gives. Those whose loss hurts least come first."""
         given, unset = self.settings, DEFAULTS
         is_given = {
             "cells": given.ctx_size != unset.ctx_size,
@@ -553,7 +577,7 @@ class Fitting:
         return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
 
     def _possible(self, least_cells: int) -> Iterator[Concession]:
-        """Yield the quantities that could be lowered on this machine, whatever the flags."""
+        """Yield the quantities that could be lowered on this machine, even those that a flag gives."""
         yield Concession("cells", least_cells, CELLS)
         yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
@@ -562,7 +586,10 @@ class Fitting:
             yield Concession("gpu_layers", 0)
 
     def placed(self, placement: MemoryPlacement) -> Settings:
-        """Return the settings for a placement. Unchanged flags stay as they are given."""
+        """Return the settings for a placement.
+
+        The layer flags change only if the placement differs from the wanted one.
+        """
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
             changed["gpu_layers"] = placement.gpu_layers
@@ -571,7 +598,7 @@ class Fitting:
         return replace(self.settings, **changed)
 
     def excess(self, placement: MemoryPlacement, margin: int) -> float:
-        """Return the bytes that the placement lacks on the device that lacks most; 0 or less: all fits."""
+        """Return how many bytes are missing on the device that lacks most memory; 0 or less: the placement fits."""
         counted = self.count(placement)
         lacking = excesses(self.limits, counted.uses, margin).values()
         return math.inf if counted.error else max(lacking, default=0)
@@ -603,7 +630,7 @@ class Fitting:
             yield f"-c {given} is raised to {self.wanted.cells:,}: llama.cpp allocates cells by {CELLS}"
 
     def _complaint(self) -> str:
-        """Return one line: what is missing, and which flags would help."""
+        """Return one line about what is missing and which flags would help."""
         wanted = self._decision(self.wanted, 0, "")
         would = self._any_that_fits()
         if wanted.wanted.error and would is None:
@@ -616,14 +643,14 @@ class Fitting:
         return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
 
     def _taken(self, use: Use, uses: Sequence[Use]) -> str:
-        """Describe the use of a device, with the use of the integrated GPUs that share its memory."""
+        """Describe the use of a device, including the integrated GPUs that share its memory."""
         parts = f"weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
         limit = self.limits[use.device]
         lent = f", {', '.join(limit.lent)} {mib(limit.shared(uses))}" if limit.lent else ""
         return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
-        """Search for a placement whatever the flags, down to --fit-ctx and then below it."""
+        """Search for a placement that fits, even against the flags: first down to --fit-ctx, then below it."""
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found
@@ -648,9 +675,10 @@ class Fitting:
 
 
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
-    """Return the settings with the faster layout, unless exact bits are promised or a GPU computes.
+    """Return the settings with the faster layout of the weights for `--repack auto`.
 
-    With --cache-dir the choice of the first start stays, so that its KV is found. progress: as in `Model`.
+    The layout stays the ordinary one if exact bits are promised or a GPU computes. With --cache-dir the choice of the
+    first start stays, since stored KV is valid for that layout only. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

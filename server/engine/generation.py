@@ -1,7 +1,7 @@
-"""One generation: tokens in; text, stops and events out to its event loop.
+"""A generation: it turns the tokens of one answer into text, stops and events for the event loop.
 
-Every generation ends with one final event, an End or a Failure, unless its client has gone. The engine closes a generation
-as it sends that event: a client that does not read cannot keep it open.
+Every generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes a
+generation as it sends the final event, so a client that does not read cannot keep the generation open.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ MAX_UNSENT = 64  # pieces of an unstreamed answer that wake the event loop once
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer, and its tokens.
+    """More text of the answer, and the tokens of this text.
 
-    logprobs: one for each token, where the request wants them. num_generated: tokens of the answer so far, these included.
-    is_last: the answer ends here. kept: how many characters of the last token are in the answer; None: all.
+    logprobs: one entry for each token, if the request asks for them. num_generated: the number of the answer's tokens
+    so far, including these. is_last: the answer ends here. kept: how many characters of the last token are in the
+    answer; None: all of them.
     """
 
     text: str
@@ -64,7 +65,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far the prompt is, in tokens: in total, from the cache, and done so far, cached ones included. Time in ms."""
+    """How far the prefill is.
+
+    total: the prompt's tokens. cache: the tokens from the cache. processed: the tokens done so far, with the cached
+    ones.
+    """
 
     total: int
     cache: int
@@ -72,7 +77,7 @@ class PromptProgress:
     time_ms: float
 
     def timings(self) -> Fields:
-        """Return llama-server's `timings` so far."""
+        """Return the prefill so far in the form of llama-server's `timings`."""
         return timings(
             num_cached=self.cache,
             num_computed=self.processed - self.cache,
@@ -87,9 +92,9 @@ class PromptProgress:
 class End:
     """The last piece of an answer, with its tokens. reason: stop or length.
 
-    logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs. sampled: the ids (int32) of the
-    whole answer, where they spell its text exactly and may be kept. prompt: its text, for answers that show it; the reader
-    of the event adds it.
+    logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs. sampled: the ids (int32) of
+    the whole answer; None if they may not be kept or do not spell the answer's text exactly. prompt: the prompt's text,
+    for answers that show it. The code that reads the event fills `prompt` in.
     """
 
     text: str
@@ -103,18 +108,17 @@ class End:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer reached a limit."""
+        """Whether the answer ended at a limit."""
         return self.reason == "length"
 
     def delta(self) -> Delta:
-        """Return the piece as a Delta."""
         num_generated = self.report.num_generated
         return Delta(self.text, self.tokens, self.logprobs, num_generated=num_generated, is_last=True, kept=self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The end of an answer with an error."""
+    """The final event of an answer that ends with an error."""
 
     error: RequestError
 
@@ -124,12 +128,13 @@ Event = Delta | PromptProgress | Final
 
 
 class Unread:
-    """A client's unread events: some progress, the pieces of text, and the end. It belongs to the event loop.
+    """The events that a client has not read yet. For the event loop only.
 
-    A slow client gets longer pieces. The unread events of a client that never reads are no larger than its answer.
+    It keeps some progress events, the pieces of text, and the final event. A slow client gets longer pieces. The unread
+    events of a client that never reads are no larger than its answer.
 
-    take_now: called with a piece of text while `get` waits, which saves a turn of the event loop. True: the piece is taken;
-    False: `get` returns it.
+    take_now: called with a new piece of text while `get` waits, which saves a turn of the event loop. It returns True
+    if it has taken the piece; otherwise `get` returns the piece.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -148,7 +153,7 @@ class Unread:
         return len(self._progress) + num_pieces + (self._final is not None)
 
     def close(self) -> None:
-        """Drop all events from now on: nobody will read them."""
+        """Drop all events from now on, since nobody will read them."""
         self._is_closed, self.take_now = True, None
         self._progress.clear()
         self._text.clear()
@@ -171,7 +176,6 @@ class Unread:
         self._arrived.set()
 
     async def get(self) -> Event:
-        """Wait for the next event and return it."""
         self._is_awaited = not self._arrived.is_set()
         try:
             await self._arrived.wait()
@@ -194,7 +198,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Take the first piece; for a slow client, all of them as one."""
+        """Take the first piece. For a slow client, take all pieces as one."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -213,11 +217,12 @@ def _join(deltas: Sequence[Delta]) -> Delta:
 
 @dataclass(slots=True)
 class Pending:
-    """Unsent tokens, and as much of their text as is known.
+    """Tokens that are not sent yet, and as much of their text as is known.
 
-    shows_logprobs: text is sent in whole tokens only, so that the sent tokens spell the sent text; else all text is sent
-    with all tokens. logprobs: one for each token. ends: where the text of each token ends, in
-    characters of `text`. The text of the last tokens may still be kept back.
+    shows_logprobs: text is sent in whole tokens only, so that the sent tokens spell the sent text. Otherwise all known
+    text is sent with all tokens. logprobs: one entry for each token. ends: for each token the position in `text` at
+    which its text ends. The text of the last tokens may be unknown, since a later token may complete a character or a
+    stop string.
     """
 
     shows_logprobs: bool
@@ -233,13 +238,16 @@ class Pending:
             self.logprobs.append(logprobs or Logprobs.certain(token))
 
     def settle(self, text: str, num_unsettled: int) -> None:
-        """Add the text that became known with the last token. num_unsettled: the characters after it that are kept back."""
+        """Add the text that became known with the last token.
+
+        num_unsettled: the number of characters after this text that are still kept back.
+        """
         self.text += text
         if self.shows_logprobs:
             self.ends.append(len(self.text) + num_unsettled)
 
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
-        """Take text with its tokens and their logprobs. Tokens without text wait for it."""
+        """Take text out, with its tokens and their logprobs. Tokens without text stay until some text follows."""
         text, number = self.text, len(self.tokens)
         if self.shows_logprobs:
             number = sum(end <= len(text) for end in self.ends)
@@ -252,9 +260,10 @@ class Pending:
         return taken
 
     def cut(self) -> int | None:
-        """Drop the logprobs of tokens that start after the text; return how many characters of the last token remain.
+        """Drop the logprobs of tokens that start after the end of the text.
 
-        None: no token has a part of the text, or the answer shows no logprobs.
+        Return how many characters of the last token remain. None: no token has a part of the text, or the answer shows
+        no logprobs.
         """
         begins = [0, *self.ends][: len(self.logprobs)]
         number = sum(begin < len(self.text) for begin in begins)
@@ -271,15 +280,16 @@ OnEnd = Callable[["Generation", Final], Final]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """One answer to a request, as the engine keeps it; the scheduler keeps the request's `Job`.
+    """One answer to a request, as the engine sees it. The scheduler's part of the request is its `Job`.
 
-    limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit that the request asks for, maybe more
-    than the context takes; -1: none. id: of the answer, as its client sees it. no_cache_reason: why nothing may be reused,
-    if that is so. spells: whether ids (int32) spell a text byte for byte; None: the ids of the answer may not be kept.
-    is_whole: the text is read only at the end. on_end: called in the event loop after the engine has ended the generation,
-    before its client can read the end. outlives_client: it goes on after its client has gone; is_unattended: its client
-    has gone. abandoned: its client has gone, and the engine is about to end it.
-    first: the first choice of the same prompt; None: this one.
+    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the
+    limit in the request, which may exceed what the context takes; -1: none. scope: the client's name of the cache
+    scope. no_cache_reason: why nothing may be reused; None if reuse is allowed. spells: returns whether ids (int32)
+    spell a text byte for byte; None: the ids of the answer may not be kept. is_whole: the client gets the text only at
+    the end. on_end: called in the event loop after the engine has ended the generation, and before the client can read
+    the end. outlives_client: the generation goes on after its client has disconnected. is_unattended: the client of
+    such a generation has disconnected. abandoned: the client has disconnected, and the engine is about to end the
+    generation. first: the first choice, if this is a further choice of the same prompt.
     """
 
     id: str
@@ -300,15 +310,15 @@ class Generation:
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    unsent: list[Delta] = field(default_factory=list)  # unsent pieces of an answer that is read at the end
+    unsent: list[Delta] = field(default_factory=list)  # unsent pieces, if the client gets the answer only at its end
     job: Job = field(init=False)  # set by its submission
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
-    is_primed: bool = False  # its sampler has seen the prompt
+    is_primed: bool = False  # whether the sampler has seen the prompt
     first: Generation | None = None
     question: bytes = b""  # the last message of the user, as JSON; empty for a text
-    num_pushed: int = 0  # tokens of the answer that came here
+    num_pushed: int = 0  # tokens of the answer that were pushed
     num_sent: int = 0  # tokens of the prompt that were sent with their logprobs
     first_token: float = 0.0
     patience: float = 0.0  # seconds after the first token until the answer ends, once it has a line; 0: no limit
@@ -321,7 +331,7 @@ class Generation:
         self.pending = Pending(shows_logprobs=self.sampling.n_probs is not None)
 
     def deliver(self, event: Event) -> None:
-        """Put an event into the client's unread ones; runs in the event loop."""
+        """Put an event among those that the client reads next. Runs in the event loop."""
         if isinstance(event, End | Failure):
             event = self.final = self.on_end(self, event)
         self.events.put(event)
@@ -332,27 +342,27 @@ class Generation:
 
     @property
     def num_echoed(self) -> int:
-        """The number of prompt tokens, if the answer starts with them and their logprobs; else 0."""
+        """The number of prompt tokens if the answer starts with the prompt and its logprobs; else 0."""
         return self.request.prompt.num_tokens if self.request.scores_prompt else 0
 
     @property
     def is_past_half(self) -> bool:
-        """Whether it ended with more than half of its prompt computed, but not all."""
+        """Whether the prefill was ended with more than half of the prompt computed, but not all of it."""
         if not self.admitted or self.job.is_reading:
             return False
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
 
     def is_turn_of(self, request: Generation) -> bool:
-        """Return whether this one was computed ahead for a request: the same question, or one that starts so.
+        """Return whether this prompt was computed ahead for a request: for its question or the start of its question.
 
-        People go on typing.
+        The second case arises while a person is typing.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
-        """Take the next token, which its job has already; return its event. An End ends the generation.
+        """Take the next token, which the job has already, and return its event; None: there is nothing to send yet.
 
-        logprobs: of the token; None for a token that no sampler chose.
+        An End ends the generation. logprobs: the token's; None for a token that no sampler chose.
         """
         self.num_pushed += 1
         if not self.first_token:
@@ -374,36 +384,42 @@ class Generation:
         return Delta(sent, tokens, shown, num_generated=num_generated) if sent else None
 
     def collect(self, delta: Delta) -> Delta | None:
-        """Keep a piece of an answer that is read at the end; return all kept pieces as one, once there are `MAX_UNSENT`."""
+        """Keep a piece of an answer that its client gets only at the end.
+
+        Once there are `MAX_UNSENT` kept pieces, return all of them as one piece.
+        """
         self.unsent.append(delta)
         return self.take_unsent() if len(self.unsent) >= MAX_UNSENT else None
 
     def take_unsent(self) -> Delta | None:
-        """Take the kept pieces as one; None: there are none."""
+        """Take the kept pieces out as one piece; None: there are none."""
         unsent, self.unsent = self.unsent, []
         return _join(unsent) if unsent else None
 
     def send_prompt(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
-        """Return the unsent prompt tokens among those from position `start` on: a paused request computes some again."""
+        """Return the prompt tokens whose logprobs are not sent yet. A paused request computes some tokens twice.
+
+        start: the position of the first entry of `logprobs`.
+        """
         new = tuple(logprobs[self.num_sent - start :])
         self.num_sent += len(new)
         return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
-        """Return whether the answer is out of time and has a whole line. text: its newest piece."""
+        """Return whether the answer's time is over and it has a whole line. text: the newest piece of the answer."""
         if not self.patience:
             return False
         self.has_line = self.has_line or "\n" in text
         return self.has_line and perf_counter() - self.first_token > self.patience
 
     def progress(self, now: float) -> PromptProgress:
-        """Return how far the prompt is."""
+        """Return how far the prefill is."""
         job = self.job
         spent = (now - self.admitted) * 1000
         return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
-        """Return llama-server's `timings` of the answer so far; for the event loop, after the first token."""
+        """Return llama-server's `timings` of the answer so far. For the event loop, after the first token."""
         return timings(
             num_cached=self.job.reuse.cached,
             num_computed=self.job.num_prompt - self.job.reuse.cached,
@@ -416,7 +432,6 @@ class Generation:
 
     @property
     def _drafts(self) -> tuple[int, int]:
-        """The numbers of tokens drafted and accepted."""
         draft = self.request.draft
         return (0, 0) if draft is None else (draft.num_drafted, draft.num_accepted)
 
@@ -433,7 +448,7 @@ class Generation:
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's ids without the end token, if they spell the sent text exactly.
 
-        It loops over the whole answer: so it runs once, in this thread, and not in the event loop, which serves all streams.
+        This loops over the whole answer. So it runs once, and in this thread: the event loop has to serve all streams.
         """
         if self.spells is None:
             return None
@@ -467,14 +482,17 @@ class Generation:
         )
 
     def _reordered(self) -> Reordering | None:
-        """Return what the order of documents gained: the gain of the first choice, with which all share KV in any order."""
+        """Return what the order of documents gained for the first choice. The other choices share its KV in any order."""
         leader = self.first or self
         return reordering(
             leader.job.layout, leader.job.reuse.cached, leader._seconds if leader.first_token else self._seconds
         )
 
     def _seconds(self, start: int, stop: int) -> float:
-        """Return about how many seconds the prompt's tokens at [start, stop) take: saved by reuse, and spent on the rest."""
+        """Return about how many seconds the prompt's tokens at positions [start, stop) take.
+
+        For reused tokens it is the time that reuse saved, and for all others the time that they took.
+        """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
             shared = max(min(span.stop, stop) - max(span.start, start), 0)
@@ -483,18 +501,18 @@ class Generation:
 
     @property
     def _seconds_each(self) -> float:
-        """The seconds that each computed token of the prompt took."""
+        """The seconds that each computed token of the prompt took, on average."""
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return the reused positions: a prefix of as many tokens as were cached, unless reuse came in pieces."""
+        """Return the reused positions: a prefix of the prompt, unless reuse came in pieces."""
         reuse = self.job.reuse
         return (
             [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
         )
 
     def _miss(self) -> Miss | None:
-        """Return where reuse ended, and why. None: all was reused but the last tokens, which are always computed."""
+        """Return where reuse ended, and why. None: all was reused except the last tokens, which are always computed."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -511,7 +529,8 @@ class Generation:
     def _change(self, at: int) -> Change | None:
         """Return the piece that differs from an earlier prompt of the scope, if the same text follows in both.
 
-        The earlier text is shown only in a named scope, whose name a client has to know: anyone may use the nameless one.
+        The earlier text is shown only in a named scope, since a client has to know the name. Anyone may use the common
+        scope.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -528,19 +547,19 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the text around a position of the prompt, with its kind, if that kind changes with each request."""
+        """Return the kind and the text around a position of the prompt, if text of this kind changes with each request."""
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
 
 
 # ---- Account ------------------------------------------------------------------------------------------------------------
-# The figures of a request for the log: how much was reused, why not more, and how fast it was. None of its text. Their names
+# The figures of a request for the log: how much was reused, why not more, and how fast it was. No text. Their names
 # are those of the report, of `timings`, of `GET /slots` and of the metrics.
 
 
 def account(generations: Sequence[Generation]) -> Fields:
-    """Return the figures of a request's generations. The prompt's figures are those of the first one with an End."""
+    """Return the figures of a request for the log. The prompt's figures come from the first generation that has an End."""
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
     if not ends:
@@ -562,14 +581,16 @@ def account(generations: Sequence[Generation]) -> Fields:
 
 
 def _end(generation: Generation) -> str:
-    """Return how a generation ended."""
     if generation.final is None:
         return "unattended" if generation.is_unattended else "cancelled"
     return generation.final.reason if isinstance(generation.final, End) else "error"
 
 
 def _miss(generation: Generation, report: Report) -> Fields:
-    """Return where reuse ended, and in what part of the prompt. A document's id stays out: it is the client's text."""
+    """Return where reuse ended, and in which part of the prompt.
+
+    The id of a document is left out, since a client wrote it.
+    """
     layout = generation.job.layout
     if report.miss is None:
         return {}
@@ -586,7 +607,7 @@ logger = logging.getLogger("slotcache.engine")
 
 
 class Outbox:
-    """The events of a step, in order. The engine's thread fills and sends it."""
+    """The events of a step, in order. The engine's thread adds them and sends them to the event loop."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -612,7 +633,7 @@ class Outbox:
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Deliver events to their streams; runs in the event loop. A failure in one stream must not reach the next."""
+    """Deliver events to their streams. Runs in the event loop. An error in one stream does not affect the next stream."""
     for generation, event in events:
         try:
             generation.deliver(event)

@@ -1,4 +1,4 @@
-"""The engine's open generations, and the prompts that it computes in idle time. All belong to the engine's thread."""
+"""The open generations of the engine, and the prompts that it computes in idle time. For the engine's thread only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ logger = logging.getLogger("slotcache.engine")
 # ---- Prompts that are computed in idle time, ahead of their requests. ---------------------------------------------------
 
 MAX_GENERATIONS = 64
-GAVE_WAY = "gave_way"  # the code of its failure, where a request took its place
+GAVE_WAY = "gave_way"  # the code of a generation's failure if it ended in favour of a request
 
 
 class Background:
-    """Generations ahead of time, one for each key: a later one replaces it.
+    """Generations whose prompts are computed ahead of time, at most one for each key.
 
-    end: takes a generation out of the engine; its computed part stays cached. max_generations: the most that are not done.
+    end: takes a generation out of the engine; the computed part stays cached. max_generations: the most generations
+    that may be unfinished.
     """
 
     def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
@@ -35,14 +36,14 @@ class Background:
         self.num_dropped = 0
 
     def __len__(self) -> int:
-        """Return the number of generations that are not done yet."""
         self._forget_done()
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
-        """Replace the generation of a key. False: clients' requests run or wait, or too many generations are not done.
+        """Add the generation of a key, in place of an earlier one.
 
-        beside: it may run next to clients' requests, if a slot is idle and none of them waits.
+        False: clients' requests run or wait, or too many generations are unfinished. beside: the generation may run
+        next to clients' requests, if a slot is idle and no client's request waits.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -55,7 +56,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """End the generation of a key. True: it was not done yet."""
+        """End the generation of a key. True: it was unfinished."""
         generation = self._generations.pop(key, None)
         self._beside.discard(key)
         if generation is None or generation.done:
@@ -65,19 +66,18 @@ class Background:
         return True
 
     def drop_scope(self, scope: str) -> None:
-        """End the generations of a scope."""
         for key in [key for key, generation in self._generations.items() if generation.scope == scope]:
             self.drop(key)
 
     def drop_all(self) -> None:
-        """End all generations."""
         for key in list(self._generations):
             self.drop(key)
 
     def give_way(self, new: Sequence[Generation]) -> None:
-        """End the generations that are in the way of clients' requests. new: the requests that come now.
+        """End the generations that would slow clients' requests down. new: the requests that arrive now.
 
-        A generation put with `beside` goes on while a slot is left for it, unless a new request is its own turn.
+        A generation that was put with `beside` goes on while a slot remains for it. It ends, though, if a new request
+        asks the question that the generation prepares, or uses other adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -95,7 +95,7 @@ class Background:
         running = [job.request for job in self._scheduler.running if job.request.kind.is_client]
         if not (self._scheduler.admits and not any(job.request.kind.is_client for job in self._scheduler.waiting)):
             return False
-        # Requests with other adapters would take turns with it.
+        # Requests with other adapters would take turns with the generation.
         adapters = {generation.request.scope.adapters, *(request.scope.adapters for request in running)}
         return not running or (beside and len(running) < len(self._scheduler.slots) and len(adapters) == 1)
 
@@ -110,8 +110,8 @@ class Background:
 class Generations:
     """Open generations and their samplers, by request id.
 
-    is_end: whether a token ends an answer. samplers: made by callers, closed here. is_closed: new generations only fail.
-    on_wait: called with the job of each request that starts to wait.
+    is_end: whether a token ends an answer. on_wait: called with the job of each request that starts to wait. samplers:
+    callers make them, and this class closes them. is_closed: a new generation only gets a Failure.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Generations:
         self._open: dict[int, Generation] = {}
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
-        """Queue a generation. After `close` it only gets a Failure."""
+        """Queue a generation. After `close` the generation only gets a Failure."""
         if self.is_closed:
             sampler.close()
             self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
@@ -139,7 +139,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Start the clock of requests that were admitted; that of a preempted one runs already."""
+        """Start the clock of requests that were just admitted. The clock of a preempted request runs already."""
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -155,7 +155,10 @@ class Generations:
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
     def push(self, job: Job, token: int) -> None:
-        """Give a generation its next token, and those that follow without a choice. An error ends only this generation."""
+        """Give a generation its next token, and the further tokens of the same step.
+
+        An error ends only this generation.
+        """
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
             self._report_progress(generation, perf_counter())  # the prompt is complete
@@ -190,7 +193,7 @@ class Generations:
             self._outbox.put(generation, event)
 
     def send_prompts(self, spans: Sequence[Span]) -> None:
-        """Send the logprobs of the computed prompt tokens to the clients that want them."""
+        """Send the logprobs of the prompt tokens that were just computed, to the clients that want them."""
         for span in spans:
             if span.scored is not None:
                 generation = self._open[span.request]
@@ -220,18 +223,21 @@ class Generations:
             self._scheduler.finish(generation.job)
 
     def goes_on(self, job: Job) -> bool:
-        """Return whether a request can go on after a failed step: every token that its sampler chose has come to it."""
+        """Return whether a request can go on after a failed step: it has got every token that its sampler chose."""
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End a generation ahead of time for a request. Its waiting caller gets a Failure with the code `GAVE_WAY`."""
+        """End a background generation in favour of a request.
+
+        A caller that waits for it gets a Failure with the code `GAVE_WAY`.
+        """
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
     def restart(self, jobs: Iterable[Job]) -> None:
-        """Replace the samplers of requests that start over: they have seen and chosen nothing."""
+        """Replace the samplers of requests that start over. The new samplers have seen no token and chosen none."""
         for job in jobs:
             id = job.request.id
             if generation := self._open.get(id):
@@ -258,7 +264,7 @@ class Generations:
             self._fail(generation, RequestError(why, status=503))
 
     def give_up(self, why: str) -> None:
-        """Send every open generation its Failure, and touch nothing else: the scheduler may be in any state."""
+        """Send a Failure to every open generation. Nothing else is touched, since the scheduler may be in any state."""
         self.is_closed, self._why = True, why
         error = RequestError(why, status=500)
         for generation in self._open.values():
@@ -269,11 +275,11 @@ class Generations:
     def _fail(self, generation: Generation, error: RequestError) -> None:
         try:
             self.end(generation)
-        finally:  # its client waits for this, even if the end fails
+        finally:  # the client waits for the Failure, even if the end fails
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:
-        """Fail one generation for its own error."""
+        """Fail one generation because of an error of its own."""
         if not isinstance(error, RequestError):
             logger.error("request %d failed", generation.request.id, exc_info=error)
             error = RequestError("the server failed on this request", status=500)

@@ -1,4 +1,4 @@
-"""Save, restore and erase slots, as llama-server does."""
+"""Saves, restores and erases slots, as llama-server does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ADOPT_SECONDS = 60.0  # the longest wait of a record for the engine
 
 
 class Arrivals:
-    """Brings records into host memory. It waits: never call it from the engine's thread or the event loop."""
+    """Brings records into host memory. Its methods block, so the engine's thread and the event loop must not call them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
     def adopt(self, record: Record) -> bool:
-        """Put a record into host memory after the current step. True: it is in host memory now."""
+        """Put a record into host memory after the current step. True: the record is in host memory now."""
         self._await_warm_up()
         engine = self._engine
         if not engine.accepts(record):
@@ -36,7 +36,7 @@ class Arrivals:
         return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
-        """Wait until the engine takes acts: the layout of KV and the budgets are known from then on."""
+        """Wait until the engine runs acts. From then on the layout of KV and the budgets are known."""
         if not self._is_warm:
             self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
@@ -46,9 +46,9 @@ class Arrivals:
 
 
 class SlotStore:
-    """The histories of slots in files. Safe from any thread.
+    """Saves and restores the histories of slots in files. Safe from any thread.
 
-    made_by: the provenance of this server's KV; None without --slot-save-path.
+    made_by: the provenance that is written into the files; None without --slot-save-path.
     """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
@@ -59,11 +59,17 @@ class SlotStore:
         self._thread = WaitingThread("slot-files")  # one file at a time: each copy of a history may take gigabytes
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
-        """Write a slot's history to a file; return its number of tokens and the file's bytes. Raises RequestError."""
+        """Write a slot's history to a file. Return the number of tokens and the size of the file in bytes.
+
+        Raises RequestError.
+        """
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Load a file as the history of a slot; return its tokens and its bytes. Raises RequestError."""
+        """Load a file as the history of a slot. Return the number of tokens and the size of the file in bytes.
+
+        Raises RequestError.
+        """
         return await self._thread.run(self._restore, number, path)
 
     def close(self) -> None:
@@ -71,7 +77,10 @@ class SlotStore:
         self._thread.close()
 
     async def erase(self, number: int) -> int:
-        """Forget the KV that only a slot needs, for its history or next turn; return its tokens. Raises RequestError."""
+        """Drop the KV that only this slot's history or next turn needs. Return the number of its tokens.
+
+        Raises RequestError.
+        """
         return await asyncio.wrap_future(self._inbox.ask(lambda: self._histories.erase(self._slot(number))))
 
     # ---- in the thread of the files --------------------------------------------------------------------------------
@@ -99,7 +108,10 @@ class SlotStore:
         return self._made_by
 
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
-        """Restore a file's records up to the first that does not fit; return the last one tried and the file's bytes."""
+        """Restore the records of a file, up to the first record that does not fit.
+
+        Return the last record tried and the file's size.
+        """
         last = None
         with _request_errors(path):
             record_file.check(path, self._provenance)  # the whole file, before its first record is used
@@ -109,7 +121,10 @@ class SlotStore:
             return last, path.stat().st_size
 
     def _adopt(self, record: Record) -> bool:
-        """Put a record into host memory. Raises RequestError if the engine is busy for too long, though the file is good."""
+        """Put a record into host memory.
+
+        Raises RequestError if the engine is busy for too long, although the file is good.
+        """
         try:
             return self._arrivals.adopt(record)
         except TimeoutError:
@@ -126,7 +141,7 @@ class SlotStore:
         return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return the records of a slot's history: its longest prefix with KV."""
+        """Return the records of a slot's history, as far as there is KV for it."""
         slot = self._slot(number)
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
@@ -135,13 +150,13 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make a record's tokens a slot's history, as far as they are cached; return their number."""
+        """Make the tokens of a record the history of a slot, as far as they are cached. Return their number."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 
 @contextmanager
 def _request_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into RequestError."""
+    """Turn errors that occur while a file is read into RequestError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an answer cost: timings, cached tokens by source, misses."""
+"""What an answer cost: timings, cached tokens by source, and why reuse ended."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ ID_BYTES = 8
 
 
 def empty_prefix(adapters: str) -> blake2b:
-    """Return the hash of an empty prefix whose KV these LoRA adapters compute. `followed_by` extends it."""
+    """Return the hash of the empty prefix for a set of LoRA adapters. `followed_by` extends the hash by tokens."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of a prefix and the tokens (int32) after it."""
+    """Return the hash of a prefix that is extended by tokens (int32). before: the hash of the prefix."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
 
 
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
-    """Return the ids of a prompt's prefixes that end at ascending positions. adapters: as in `Scope`."""
+    """Return the ids of prefixes of a prompt.
+
+    stops: where the prefixes end, in ascending order. adapters: as in `Scope`.
+    """
     hash, start, ids = empty_prefix(adapters), 0, []
     for stop in stops:
         hash, start = followed_by(hash, tokens[start:stop]), stop
@@ -45,7 +48,10 @@ Fields = dict[str, object]
 
 
 class DocumentUsage(TypedDict):
-    """How much of a document came from the cache. rank: in retrieval, from 1. moved: it is out of the retrieval order."""
+    """How much of a document came from the cache.
+
+    rank: the document's place in the retrieval order, from 1. moved: the document has another place in the prompt.
+    """
 
     id: str
     tokens: int
@@ -55,7 +61,10 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """What the order of documents gained over the retrieval order; negative: a loss. hint: the line in the prompt."""
+    """What the order of the documents gained over the retrieval order; negative: a loss.
+
+    hint: the line in the prompt that names the most relevant document.
+    """
 
     gained_tokens: int
     gained_ms: float
@@ -63,9 +72,10 @@ class Reordering(TypedDict):
 
 
 class SegmentReuse(TypedDict):
-    """A part of a prompt. label: its origin, in words. id: of the prompt up to the part's end. cached_tokens: by source.
+    """The reuse of one part of a prompt.
 
-    saved_ms: the time that reuse saved, estimated from earlier steps; 0 before the first step.
+    label: where the part comes from, in words. id: the id of the prompt up to the end of this part. cached_tokens: the
+    number by source. saved_ms: the time that reuse saved, estimated from earlier steps; 0 before the first step.
     """
 
     label: str
@@ -76,10 +86,10 @@ class SegmentReuse(TypedDict):
 
 
 class Change(TypedDict):
-    """A piece of text that differs from an earlier prompt, while the same text follows it in both.
+    """A piece of text that differs from an earlier prompt, although the same text follows it in both prompts.
 
-    after: the new piece. before: the old piece, where it may be shown. Both have a few words before them. tokens, ms: the
-    same text after the piece, which had to be computed again.
+    after: the new piece. before: the old piece, if it may be shown. Both start with a few words before the piece.
+    tokens, ms: the size of the same text after the piece, and the time it took, since it had to be computed again.
     """
 
     before: NotRequired[str]
@@ -89,7 +99,7 @@ class Change(TypedDict):
 
 
 class Miss(TypedDict):
-    """Where reuse ended, and why."""
+    """Where reuse ended, and why. at: a position in the prompt, in tokens."""
 
     at: int
     why: str
@@ -98,11 +108,12 @@ class Miss(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The cost of one answer. Times in seconds, lengths in tokens.
+    """The cost of one answer. Times are in seconds, lengths in tokens.
 
-    fetch_time: the wait for KV from a tier below host memory. segments: if the request asks for them. reordered: if
-    documents have moved. Four fields come from the service: conversation, for a chat that belongs to one; retrieval, if
-    documents were searched; moved, if changing instructions were moved; documents_in_text, if a text has documents in it.
+    fetch_time: the wait for KV from a tier below host memory. segments: None unless the request asks for them.
+    reordered: None unless documents have moved. The service fills in four fields: conversation, if the chat belongs to
+    one; retrieval, if documents were searched; moved, if changing text of the instructions was moved;
+    documents_in_text, if documents were found in a text.
     """
 
     slot: int
@@ -147,7 +158,7 @@ class Report:
         )
 
     def slotcache(self) -> Fields:
-        """Return the object `slotcache` of the answer: the slot, the reuse, and where it ended."""
+        """Return the object `slotcache` of the answer: the slot, what was reused, and where reuse ended."""
         fields: Fields = {
             "slot": self.slot,
             "lane": self.slot,  # the name before 0.2, for one more release
@@ -192,9 +203,10 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
 
 
 def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
-    """Return what the order of documents gained; None if no document has moved. cached: the tokens reused in this order.
+    """Return what the order of the documents gained; None if no document has moved.
 
-    seconds: the time that the prompt's tokens at positions [start, stop) take.
+    cached: the number of tokens reused in this order. seconds: returns the prefill time of the prompt's tokens at
+    positions [start, stop).
     """
     if (in_rank := layout.in_rank) is None:
         return None
@@ -214,7 +226,7 @@ def first_gap(reused: Reused) -> int:
 
 
 def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
-    """Return the parts of a prompt in order, each with its reused tokens. adapters: as in `Scope`."""
+    """Return the parts of a prompt in order, each with its reused tokens by source. adapters: as in `Scope`."""
     stops = [segment.stop for segment in layout.segments]
     ids = ids_at(layout.tokens, stops, adapters)
     segments: list[SegmentReuse] = []
@@ -247,9 +259,9 @@ def timings(
 ) -> Fields:
     """Return llama-server's `timings`. cache_n: reused prompt tokens. prompt_n: computed prompt tokens.
 
-    drafts: the numbers of tokens drafted and accepted; they are shown only if there were drafts.
+    drafts: the numbers of tokens drafted and accepted; `timings` shows them only if there were drafts.
     """
-    decoded = max(num_generated - 1, 0)  # prefill gives the first token
+    decoded = max(num_generated - 1, 0)  # prefill already gives the first token
     return {
         "cache_n": num_cached,
         "prompt_n": num_computed,
@@ -288,9 +300,9 @@ LONGEST = 80  # characters of a quote
 
 
 def volatile_span(text: str, at: int) -> str | None:
-    """Return the kind and the text of the volatile span that covers position `at` of a text; None: there is none.
+    """Return the kind and the text of the volatile span that covers position `at` of a text; None if no span covers it.
 
-    A span counts from the character before it: a token may start with the blank before a word.
+    A span also covers the character before it, since a token may start with the blank before a word.
     """
     for name, pattern in COMPILED:
         for found in pattern.finditer(text):

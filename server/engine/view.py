@@ -1,6 +1,6 @@
 """The cache, the slots and the statistics as frozen values, for other threads.
 
-The cache belongs to the engine's thread. A question runs in that thread, between two steps, while its caller waits.
+The cache belongs to the engine's thread. This thread answers each question between two steps, while the caller waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Tiers = Mapping[str, LowerTier | None]
 class EngineStats:
     """The engine's figures at one moment: counts, cells, tokens, bytes and seconds.
 
-    cached_tokens: reused prompt tokens, by source. num_running, num_waiting: clients' requests.
+    cached_tokens: the reused prompt tokens, by source. num_running, num_waiting: the numbers of clients' requests.
     """
 
     gauges: Described
@@ -54,7 +54,11 @@ class EngineStats:
 
     @classmethod
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
-        """lower: the tiers below host memory; imported KV has no metrics of its own. token_bytes: of one token's KV."""
+        """Collect the figures.
+
+        lower: the tiers below host memory. The tier of imported KV gets no metrics of its own. token_bytes: the size of
+        one token's KV.
+        """
         tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower if tier.name != Source.IMPORTED}}
         return cls(
             gauges=_gauges(engine, tiers, token_bytes),
@@ -163,11 +167,12 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRun:
-    """A run of the prefix tree. id: of the prompt up to the run's end. parent: the id of the run before.
+    """A run of the prefix tree: tokens that are cached together.
 
-    adapters: the set of LoRA adapters that computed the KV, as a text; empty: none. disk: a tier below host memory has it,
-    too. document: the key of a document that ends with the run. pinned: by a client. sequences: of running requests that
-    use the KV.
+    id: the id of the prompt up to the run's end. parent: the id of the run before; None: the run starts a prompt.
+    adapters: the set of LoRA adapters that computed the KV, as a text; empty: none. disk: a tier below host memory also
+    has the run. document: the key of a document that ends with the run. pinned: a client has pinned the run. sequences:
+    the running requests that use the KV.
     """
 
     id: str = ""
@@ -203,7 +208,7 @@ class CachedRun:
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """A snapshot: the model's recurrent state after `tokens`."""
+    """A snapshot: the model's recurrent state after the first `tokens` tokens of a prompt."""
 
     tokens: int
     bytes: int
@@ -211,10 +216,10 @@ class WholeState:
 
 @dataclass(frozen=True, slots=True)
 class CacheContents:
-    """The cached KV of a scope, for all sets of LoRA adapters. tokens: by tier.
+    """The cached KV of a scope, for all sets of LoRA adapters.
 
-    runs: parents first, without ids until `identified`. texts: for each run its tokens, and the place of its parent in
-    `runs`.
+    tokens: the number of cached tokens by tier. runs: each run comes after its parent; the ids are empty until
+    `identified`. texts: for each run its tokens, and the index of its parent in `runs`.
     """
 
     tokens: dict[str, int]
@@ -224,7 +229,7 @@ class CacheContents:
 
     @classmethod
     def of(cls, scheduler: Scheduler, scope: str) -> CacheContents:
-        """scope: the name that clients use."""
+        """Collect the contents. scope: the client's name of the scope."""
         scopes, roots, memory = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.index.host
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
@@ -237,7 +242,10 @@ class CacheContents:
         return cls({"device": device, "host": host}, runs, states, texts)
 
     def identified(self) -> CacheContents:
-        """Return the same with the ids of the runs. It hashes all tokens: call it outside the engine's thread."""
+        """Return the same contents with the ids of the runs.
+
+        Call it outside the engine's thread, since it hashes all tokens.
+        """
         hashes: list[blake2b] = []  # of each run
         runs: list[CachedRun] = []
         for run, (tokens, place) in zip(self.runs, self.texts, strict=True):
@@ -248,16 +256,17 @@ class CacheContents:
 
 
 def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
-    """Return the scopes with KV of a client's name: one for each set of LoRA adapters."""
+    """Return the scopes that have KV under a client's name: one for each set of LoRA adapters."""
     known = scheduler.index.roots
     return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out as if it were admitted now. reused: its cached tokens. on_device: the cached tokens on the device.
+    """A prompt laid out as if it were admitted now.
 
-    reordered: what the order of the documents gains.
+    reused: how many of its tokens are cached. on_device: how many of these are on the device. reordered: what the order
+    of the documents gains.
     """
 
     layout: Layout
@@ -280,7 +289,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """A request on a slot, as `GET /slots` names it."""
+    """A request that runs on a slot, as `GET /slots` shows it."""
 
     id_task: int
     sequence: int
@@ -315,9 +324,11 @@ class SlotTask:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A slot. last: the id of its last request; -1: none. sequence, tokens: of the history of the last request.
+    """A slot, as `GET /slots` shows it.
 
-    prefix_cache_tokens, prefix_cache_ratio: of the last request. task: the running request.
+    last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of that request's
+    history. prefix_cache_tokens, prefix_cache_ratio: the reuse of that request. task: the request that runs now; None:
+    the slot is idle.
     """
 
     id: int
@@ -346,9 +357,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The part of a prompt that no tier has. tokens: to compute. fits: free cells suffice.
+    """The part of a prompt that no tier has.
 
-    idle: the engine has no request and the model is loaded: idle work never wakes a model.
+    tokens: how many tokens would be computed. fits: the free cells suffice. idle: the engine has no request and the
+    model is loaded. Idle work does not load a sleeping model.
     """
 
     tokens: int
@@ -357,10 +369,11 @@ class Missing:
 
 
 class View:
-    """Answers questions about the cache and the slots. Safe from any thread. A scope is a client's name.
+    """Answers questions about the cache and the slots. Safe from any thread.
 
-    lower: the tiers below host memory. token_bytes: of one token's KV. made_by: as in `SlotStore`. slot_store: the
-    histories of slots in files. disk_thread: for requests that wait for a disk.
+    A `scope` that is a text is a client's name. lower: the tiers below host memory. token_bytes: the size of one
+    token's KV. made_by: as in `SlotStore`. slot_store: saves the histories of slots in files. disk_thread: a thread for
+    work that waits for a disk.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
@@ -371,12 +384,12 @@ class View:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether snapshots are kept: the model's memory cannot be cut, and --cache-ram has room."""
+        """Whether snapshots are kept: they are for a model whose memory cannot be cut, if --cache-ram has room."""
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
     @property
     def can_cut(self) -> bool:
-        """Whether a wrong draft can be cut from a sequence."""
+        """Whether the tokens of a wrong draft can be removed from a sequence."""
         return self._engine.runner.context.rollback > 0
 
     @property
@@ -385,7 +398,7 @@ class View:
 
     @property
     def state_tokens(self) -> int:
-        """The number of tokens whose KV takes as many bytes as one recurrent state; 0 for a model without such states."""
+        """How many tokens have KV of the size of one recurrent state; 0 for a model without recurrent states."""
         return self._scheduler.index.host.sizes.state // max(self._token_bytes, 1)
 
     @property
@@ -393,21 +406,20 @@ class View:
         return len(self._scheduler.slots)
 
     async def why_unmovable(self) -> str:
-        """Return why saved KV cannot be moved to other positions; empty: it can."""
+        """Return why saved KV cannot be moved to other positions; empty if it can be moved."""
         found = await self._ask(lambda: self._engine.runner.states.rotation)
         return found if isinstance(found, str) else ""
 
     async def contents(self, scope: str) -> CacheContents:
-        """Return the cached KV of a scope."""
         found = await self._ask(lambda: CacheContents.of(self._scheduler, scope))
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
-        """Lay out a prompt as if it were submitted now. Nothing changes."""
+        """Lay out a prompt as if it were submitted now. The cache does not change."""
         return await self._ask(lambda: Prediction.of(self._scheduler, prompt, scope))
 
     async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
-        """Return the part of a prompt that idle prefill would compute. Nothing changes."""
+        """Return the part of a prompt that idle prefill would compute. The cache does not change."""
 
         def question() -> Missing:
             is_idle = self._scheduler.idle and self._engine.sleep.is_awake and not self._engine.sleep.is_ending
@@ -422,9 +434,9 @@ class View:
         return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
 
     async def pin(self, generation: Generation, seconds: float) -> int:
-        """Pin the prompt of a finished generation for `seconds`; return how many of its tokens are pinned now.
+        """Pin the prompt of a finished generation for `seconds`. Return how many of its tokens are pinned now.
 
-        Documents that were read separately are pinned as well, where they were read.
+        If the prompt's documents were read separately, they are pinned as well.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
         counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
@@ -436,7 +448,10 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Evict KV that only a session's prompts (int32) use before all other KV. The result: how many tokens that are."""
+        """Let the KV that only this session's prompts (int32) use be evicted before all other KV.
+
+        The result: the number of its tokens.
+        """
         index, counters = self._scheduler.index, self._scheduler.counters
 
         def retire_all() -> int:
@@ -447,7 +462,10 @@ class View:
         return self._engine.inbox.ask(retire_all)
 
     async def drop(self, scope: str) -> int:
-        """Drop a scope from all tiers, except KV that running requests use; return the number of dropped tokens."""
+        """Drop the KV of a scope from all tiers, except KV that running requests use.
+
+        Return the number of dropped tokens.
+        """
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
             await self.disk_thread.run(tier.drop, Scope.shared(scope))
@@ -456,7 +474,7 @@ class View:
         return dropped
 
     async def slots(self) -> list[SlotState]:
-        """Return the slots, with the progress of the running requests."""
+        """Return the slots and the progress of their running requests."""
         return await self._ask(lambda: [SlotState.of(slot) for slot in self._scheduler.slots])
 
     def close(self) -> None:
@@ -465,16 +483,15 @@ class View:
         self.disk_thread.close()
 
     async def stats(self) -> EngineStats:
-        """Return counters and gauges."""
         return await self._ask(lambda: EngineStats.of(self._engine, self._lower, self._token_bytes))
 
     async def _ask(self, question: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._engine.inbox.ask(question))
 
     def _drop(self, scope: str) -> int:
-        """Drop a scope from device and host memory; runs in the engine's thread.
+        """Drop a scope from device and host memory. Runs in the engine's thread.
 
-        Its prompts ahead of time end first: else they would fill the scope again.
+        The scope's background generations end first, since they would fill the scope again.
         """
         self._engine.background.drop_scope(scope)
         scopes = scopes_of(self._scheduler, scope)

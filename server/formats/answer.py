@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer: content, reasoning and tool calls, read from the model's text."""
+"""The fragments of a chat's answer, read from the model's text: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..http.json_body import whole_characters
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the answer itself."""
+    """A further piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """More of the model's reasoning."""
+    """A further piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The start of a tool call. index: its number in the answer, from 0. id: the tool's result refers to it."""
+    """The start of a tool call. index: the call's number in the answer, from 0. id: the tool's result refers to this id."""
 
     index: int
     id: str
@@ -38,7 +38,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text. Joined, the pieces are an object."""
+    """A further piece of a call's arguments, as JSON text. All pieces of a call joined are a JSON object."""
 
     index: int
     text: str
@@ -48,16 +48,16 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text arrives. Joined, the fragments are the same however the text arrives."""
+    """Reads one answer as its text arrives. The joined fragments do not depend on how the text was divided."""
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that it settles."""
+        """Add text, and return the fragments that are certain now."""
         ...
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        """Return the remaining fragments. Called once, after the last text. is_cut: the answer ended at its limit.
+        """Return the remaining fragments. Called once, after the last text.
 
-        A call that was cut before its name was known is dropped.
+        is_cut: the answer reached its limit of tokens. A call that was cut before its name was complete is dropped.
         """
         ...
 
@@ -73,7 +73,7 @@ class Plain:
 
 
 class WithoutReasoning:
-    """Reads an answer without its reasoning. reader: of the whole answer."""
+    """Reads an answer without its reasoning. reader: reads the whole answer."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
@@ -88,7 +88,8 @@ class WithoutReasoning:
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     """Return the fragments of a whole answer as a message of OpenAI's API.
 
-    It has `reasoning_content` and `tool_calls` only where the answer has them. With `tool_calls`, empty content is null.
+    The message has `reasoning_content` and `tool_calls` only if the answer has them. In a message with `tool_calls`,
+    empty content is null.
     """
     content: list[str] = []
     reasoning: list[str] = []
@@ -115,12 +116,12 @@ def message(fragments: Iterable[Fragment]) -> dict[str, object]:
 
 
 def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
-    """Return a tool call as OpenAI's API has it. arguments: JSON text."""
+    """Return a tool call in the form of OpenAI's API. arguments: the arguments as JSON text."""
     return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": arguments}}
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object; None if they are not one, as when they were cut off."""
+    """Return the arguments of a call as an object; None if they are no JSON object, for example because they were cut."""
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -130,7 +131,7 @@ def decoded_arguments(arguments: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the field that it comes from, for errors."""
+    """A grammar, and the field of the request that it comes from, which errors name."""
 
     field: str
     source: GrammarSource
@@ -138,9 +139,10 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The form of one answer. reader: makes a reader of its text. spelt: the control tokens that the text includes.
+    """The form of one answer. reader: makes a reader of the answer's text.
 
-    grammar_spec: the grammar of the answer. reasoning: the limit of its reasoning.
+    spelt: the control tokens that the text given to the reader includes. grammar_spec: the grammar that the answer must
+    follow; None: any text is allowed. reasoning: the limit of the answer's reasoning; None: no limit.
     """
 
     reader: Callable[[], AnswerReader] = Plain

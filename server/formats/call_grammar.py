@@ -1,4 +1,4 @@
-"""The grammar of calls and reasoning in Lark, as llguidance reads it."""
+"""Writes the grammar of tool calls and reasoning in Lark, for llguidance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: its spelling in Lark, if it is a control token."""
+    """A piece of a text. token: if the piece is a control token, the token as Lark writes it; else empty."""
 
     text: str
     token: str = ""
@@ -32,9 +32,10 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTags:
-    """The tags around parameters. opens: before a name; key_end, closes: before a value and after it.
+    """The tags around a call's parameters. opens: the tag before a name. key_end: the tag between a name and its value.
 
-    end: after the last parameter. behind: other lines that a reader accepts after a value's closing tag.
+    closes: the tag after a value. end: the tag after the last parameter. after_call: other lines that a reader accepts after
+    `closes`.
     """
 
     opens: str
@@ -45,7 +46,7 @@ class ParameterTags:
 
     @classmethod
     def of(cls, written: CallNotation) -> ParameterTags:
-        """Find the tags in a notation that has no separator."""
+        """Return the tags of a notation that has no separator between parameters."""
         before, _, closes = written.parameter.partition("$value")
         opens, _, key_end = before.partition("$key")
         begin, _, after_call = written.call.partition("$arguments")
@@ -57,7 +58,7 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the ids of the control tokens that it may use, by their spelling."""
+    """Writes one grammar. controls: the ids of the control tokens that the grammar may use, by the tokens' texts."""
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
@@ -66,31 +67,40 @@ class GrammarWriter:
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
-        """Add the rule of one call of these tools, or of several if they may be `parallel`; return its name."""
+        """Add a rule for a call of these tools, and return the rule's name. parallel: the rule allows several calls."""
         one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add the rule of reasoning between tags, with the white space after it; return its name. start: may be empty."""
+        """Add a rule for reasoning between two tags and the white space after it, and return the rule's name.
+
+        start: the opening tag; empty: the prompt has opened the reasoning.
+        """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
-        """Return the grammar of answers that fit `start`, an expression in Lark."""
+        """Return the whole grammar. start: the expression in Lark that a whole answer must match."""
         return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
 
     def rule(self, body: str, options: str = "") -> str:
-        """Add a rule; return its name."""
+        """Add a rule, and return the rule's name."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of a family in Lark, its control tokens as tokens. filled: as in `_parts`."""
+        """Return a text of a family as an expression in Lark, in which control tokens are tokens, not letters.
+
+        filled: a client's texts for the holes of `form`; control tokens in these stay letters.
+        """
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form at its control tokens. filled: a client's texts for the holes, which never become tokens."""
+        """Cut a form into parts at its control tokens. filled: texts for the holes.
+
+        They come from a client, so they never become control tokens.
+        """
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):
@@ -106,21 +116,21 @@ class GrammarWriter:
         return [GrammarPart(text, f"<[{self.controls[text]}]>" if text in self.controls else "") for text in texts]
 
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
-        """Add a schema and return a reference to it. root: the schema that its references point into.
+        """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        Raises GrammarError if all schemas together are too long.
+        root: the schema that contains the targets of its references.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
         text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
-        self._size += len(text)  # each repeats the shared definitions, so all may be far larger than their request
+        self._size += len(text)  # each schema repeats the shared definitions, so all may be far larger than their request
         if self._size > MAX_BYTES:
             raise GrammarError(f"their schemas have {self._size:,} characters or more: expected at most {MAX_BYTES:,}")
         self.schemas[name] = text
         return f"@{name}"
 
     def _call(self, written: CallNotation, name: str, schema: Mapping[str, object]) -> str:
-        whole = self._schema(schema, schema)  # compiled in any case, so that families without JSON refuse the same schemas
+        whole = self._schema(schema, schema)  # made in any case, so that families without JSON refuse the same schemas
         holes = {
             "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",
@@ -136,10 +146,10 @@ class GrammarWriter:
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters between tags, with the end of the call.
+        """Return the rule of parameters that stand between tags. It includes the end of the call.
 
-        The required parameters come first, and then those of the others that the model chooses. A text ends where a reader
-        finds its end: at its closing tag with the next tag after it.
+        The required parameters come first. Any of the other parameters may follow. A text ends where a reader finds its
+        end: at its closing tag, if the next tag follows.
         """
         properties, names, others = _named(schema)
         types = parameter_types(schema)
@@ -155,10 +165,11 @@ class GrammarWriter:
         return self.rule(" | ".join(ends))
 
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return two rules of a choice of parameters, in order: up to another one, maybe of none, and up to the call's end.
+        """Return two rules of a choice of optional parameters, in order.
 
-        Each rule joins those of two halves: a rule that contained the next parameter's would nest as deep as there are
-        parameters.
+        The first rule ends where another parameter follows, and may be empty. The second rule ends with the end of the
+        call. Each rule joins the rules of two halves of the parameters. If a rule contained the rule of the next
+        parameter, rules would nest as deep as there are parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -170,7 +181,10 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return two rules of one parameter, from its name on: up to another one, and up to the end of the call."""
+        """Return two rules of one parameter, from its name on.
+
+        One ends before another parameter, the other with the end of the call.
+        """
         (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
         is_text = not wanted.kinds or "string" in wanted.kinds
         known = {"key": key, "kind": "string" if is_text else kind, "is_text": str(is_text).lower()}
@@ -184,7 +198,7 @@ class GrammarWriter:
             value = self._free(after, schema)
         else:
             closer = "".join(part.text for part in after)
-            if not tags.end.startswith(tags.opens):  # else the text would not show which of them comes
+            if not tags.end.startswith(tags.opens):  # otherwise the text would not show which of the two comes
                 ends = [self._until(tags, closer, tag) for tag in (tags.opens, tags.end)]
                 return self.rule(f"{name} {ends[0]}"), self.rule(f"{name} {ends[1]}")
             value = self._until(tags, closer, "")
@@ -192,7 +206,10 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
-        """Return the rule of a text up to the end that a reader finds: a closing tag, and the tag after it, if any."""
+        """Return the rule of a text up to the end that a reader finds.
+
+        The end is a closing tag, with the tag that follows it, if there is one.
+        """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
             after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.after_call})))
@@ -206,7 +223,7 @@ class GrammarWriter:
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters: the required ones, and then those of the others that the model chooses."""
+        """Return the rule of parameters: the required ones, and then any of the others."""
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
@@ -243,7 +260,7 @@ class GrammarWriter:
         return f"{before} {self._free(end, schema)}"
 
     def _free(self, end: Sequence[GrammarPart], schema: object = None) -> str:
-        """Return free text up to a tag, and the tag."""
+        """Return the rule of any text up to a tag, and of the tag."""
         first, *rest = end
         if (most := _most(schema)) is not None:
             character = first.text.lstrip()[0]
@@ -253,7 +270,7 @@ class GrammarWriter:
         return f"{self.rule(f'{ANY} {first.lark}', '[lazy]')} {_joined(rest)}"
 
 
-MAX_LENGTH = 4096  # characters of a bounded text: a larger bound would make the grammar too large, and is dropped
+MAX_LENGTH = 4096  # characters of a bounded text; a larger bound is dropped, since it would make the grammar too large
 
 
 def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], list[str]]:
@@ -265,7 +282,7 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return the most characters of a text; None: it has no bound, or too large a one."""
+    """Return the most characters of a text; None if it has no bound or the bound is too large."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 

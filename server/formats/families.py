@@ -1,4 +1,4 @@
-"""The response formats of model families: one entry a family."""
+"""The answer formats of model families, in a table with one entry for each family."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ HOLE = re.compile(r"\$([a-z_]+)")
 
 @dataclass(frozen=True, slots=True)
 class CallNotation:
-    """How calls are written.
+    """How a family writes tool calls.
 
-    call: one call, with $name and $arguments, and maybe $id (nine letters or digits) or $number. begin, end: around all
-    calls. between: between two calls; None: an answer has one call at most. parameter: one argument, with $key and $value;
-    empty: the arguments are one JSON object. $kind is the value's JSON type, and $is_text whether that is a string.
-    separator: between two parameters. quote: around a value that is a text; None: texts are written as in JSON.
-    after_call: texts that may follow a call in other versions of the form.
+    call: the text of one call, with the holes $name and $arguments, and maybe $id (nine letters or digits) or $number.
+    begin, end: the texts around all calls. between: the text between two calls; None: an answer has at most one call.
+    parameter: the text of one argument, with the holes $key and $value; empty: the arguments are one JSON object. In
+    `parameter`, $kind is the value's JSON type, and $is_text tells whether the value is a string. separator: the text
+    between two parameters. quote: the quotes around a string; None: strings are written as in JSON. after_call: texts that
+    other versions of the notation have after a call.
     """
 
     call: str
@@ -54,7 +55,7 @@ class CallNotation:
     after_call: tuple[str, ...] = ()
 
     def text(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Return calls, each a name and arguments as JSON text, as the family writes them."""
+        """Return the text of calls in this notation. calls: the name of each call, and its arguments as JSON text."""
         return self.begin + (self.between or "\n").join(self._one(*call) for call in calls) + self.end
 
     def _one(self, name: str, arguments: str) -> str:
@@ -88,11 +89,11 @@ CALL_NOTATION = CallNotation('<tool_call>\n{"name": "$name", "arguments": $argum
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One row of the table of families.
+    """One family of models, and the format of its answers.
 
-    signs: texts that each template of the family contains. shapes: how its calls are read. written: how its calls are
-    written under a grammar. around: the tags around content. noise: more tags that are no content. calls_end_reasoning: a
-    call may begin in reasoning, and ends it.
+    signs: texts that each chat template of the family contains. shapes: the forms of calls that the reader knows. written:
+    the form in which a grammar makes the model write calls. around: the tags around content. noise: further tags that are no
+    content. calls_end_reasoning: whether a call may begin in reasoning, and then ends the reasoning.
     """
 
     name: str
@@ -111,12 +112,15 @@ class Family:
 
     @property
     def tags(self) -> frozenset[str]:
-        """All tags that readers look for."""
+        """All tags that the readers look for."""
         thinking, channels = self.thinking.tags if self.thinking else (), self.channels.tags if self.channels else ()
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens that readers need to see: those that are a part of a tag. controls: their spellings."""
+        """Return the control tokens that are a part of a tag, since readers need to see these.
+
+        controls: the texts of all control tokens.
+        """
         tags = self.tags
         return frozenset(control for control in controls if control and any(control in tag for tag in tags))
 
@@ -131,9 +135,9 @@ class Family:
     ) -> AnswerReader:
         """Return the reader of one answer.
 
-        tools: those that may be called. seed: of the calls' ids. thinks: reasoning is separated from content. opened: the
-        end of the prompt, which may have opened reasoning or a message. controls: the control tokens that are `spelled` in
-        the answer's text: they never become content.
+        tools: the tools that may be called. seed: the calls' ids are made from this text. thinks: whether reasoning is
+        separated from content. opened: the end of the prompt, which may have opened reasoning or a message. controls: the
+        control tokens that the answer's text includes (see `spelled`); these never become content.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
@@ -157,7 +161,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the open reasoning at the end of a prompt, with its tag; empty if none is open."""
+        """Return the reasoning that is open at the end of a prompt, with its tag; empty if none is open."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -165,18 +169,18 @@ class Family:
 
     @property
     def thinks_anywhere(self) -> bool:
-        """Whether reasoning may come after content, too."""
+        """Whether reasoning may also come after content."""
         return self.channels is not None or (self.thinking is not None and self.thinking.anywhere)
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The tags of calls that end reasoning."""
+        """The tags that start a call and so end reasoning."""
         return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
-        """Return the tags of reasoning at the start of an answer, and whether the prompt's end has opened it.
+        """Return the two tags of reasoning at the start of an answer, and whether the prompt has opened the reasoning.
 
-        None if the family has no reasoning, or if the prompt closes it.
+        None: the family has no reasoning, or the prompt has closed it.
         """
         if self.channels:
             return self.channels.written_reasoning and (*self.channels.written_reasoning, False)
@@ -692,7 +696,7 @@ FORMATS = TAGGED + HEADED + OBJECTS
 
 
 def detect(source: str) -> Family:
-    """Return the family that a chat template belongs to. source: the template's."""
+    """Return the family that a chat template belongs to. source: the text of the template."""
     found = next((format for format in FORMATS if format.fits(source)), GENERIC)
     if found.channels or found.thinking:
         return found

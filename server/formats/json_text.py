@@ -1,4 +1,4 @@
-"""Tool calls as JSON text in pieces, and the values of parameters."""
+"""Reads text that arrives in pieces: tags, JSON values, and the values of tools' parameters, which it writes as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SPACE = 64  # characters of white space between two tags
 
 
 class Tags:
-    """Strings that mark places in a text. Where two of them begin at one place, the longer one counts."""
+    """Tags to find in a text. If two tags begin at the same place, the longer tag is found."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -36,16 +36,17 @@ class Tags:
         return tag in self.tags
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
-        """Return the place of the first tag from `at` on, and the tag.
+        """Return the position of the first tag from `at` on, and the tag.
 
-        Without a whole tag, the tag is empty, and the place is the earliest at which one may have begun.
+        If there is no whole tag, the tag is empty, and the position is the earliest at which a tag may have begun.
+        ended: no more text will come.
         """
         prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
         return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
     def _prefix_at(self, text: str, at: int) -> int:
-        """Return the place of the longest suffix that more text may complete to a tag; without one, the end."""
+        """Return the position of the longest suffix that may be the start of a tag; without one, the end of the text."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._prefixes:
                 return found.start()
@@ -53,11 +54,11 @@ class Tags:
 
 
 class UnreadText:
-    """The unread text of an answer. Read text is dropped, except the text since a `mark`.
+    """The text of an answer that is not read yet. Text that was read is dropped, except the text since a `mark`.
 
-    ended: no more text will come. is_cut: the answer ended at its limit. num_read: characters read so far. content: start
-    and end of each read text that is content. waits_at: start of the read text whose kind is not known yet; None: there is
-    none.
+    ended: no more text will come. is_cut: the answer reached its limit of tokens. num_read: characters read so far. content:
+    the places (start and end) of content in the text that was read. waits_at: the place from which the kind of the read text
+    is not known yet; None: all kinds are known.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -77,11 +78,11 @@ class UnreadText:
 
     @property
     def rest(self) -> str:
-        """The unread text so far."""
+        """The unread text that has arrived."""
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
-        """Read this many characters, or all that are here."""
+        """Read and return this many characters, or all that have arrived if these are fewer."""
         taken = self._unread[self._at : self._at + length]
         self._at += len(taken)
         self.num_read += len(taken)
@@ -90,20 +91,21 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again. They were read since the last `add`."""
+        """Make the last characters unread again. They must have been read since the last `add`."""
         self._at -= length
         self.num_read -= length
 
     @property
     def num_settled(self) -> int:
-        """The number of read characters whose kind is known: none after the mark."""
+        """The number of read characters whose kind is known. It does not count characters after the mark."""
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag, and the tag; return both. Without a tag, read up to where one may begin.
+        """Read up to the next tag, and read the tag. Return the text and the tag.
 
-        At the end of an answer, the start of a tag is text, unless the answer was cut.
+        If there is no tag, read up to where one may begin. At the end of an answer that was not cut, an incomplete tag
+        is text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -111,18 +113,18 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Keep the text that is read from now on. text: the text read just before, kept too."""
+        """Keep the text that is read from now on. text: the text that was read just before; it is kept too."""
         self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Remove the mark, and return the text read since."""
+        """Remove the mark, and return the text that was kept."""
         read, self._read = "".join(self._read or ()), None
         return read
 
     # ---- wait for what comes -----------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """Return the next character, unread; empty at the end."""
+        """Return the next character without reading it; empty at the end of the text."""
         while self._at == len(self._unread):
             if self.ended:
                 return ""
@@ -130,7 +132,10 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read all next characters of this kind; return the next one, unread; empty at the end."""
+        """Read all next characters that are among `characters`.
+
+        Return the character after them without reading it; empty at the end.
+        """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
             while end < len(self._unread) and self._unread[end] in characters:
@@ -139,9 +144,9 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read the longest of these tags that comes next; return it; empty if none does.
+        """Read and return the longest of these tags that the unread text starts with; empty if it starts with none.
 
-        The start of a tag is dropped if the answer was cut there.
+        If the answer was cut within a tag, the incomplete tag is dropped.
         """
         longest = max(map(len, tags), default=0)
         while True:
@@ -156,9 +161,9 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and one of these tags, if they come next; return the tag, or an empty text at the end.
+        """Read white space and one of these tags, if they come next. Return the tag, or an empty text at the end.
 
-        None: something else comes, and nothing is read. stays: tags that stay unread.
+        None: something else comes next, and nothing is read. stays: tags that are found but not read.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -178,9 +183,9 @@ class UnreadText:
         return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
-        """Read up to the next tag, and the tag; return both. The tag is empty if none begins within `most` characters.
+        """Read the text before the next tag, and the tag; return both. stays: tags that are returned and stay unread.
 
-        Then `most` characters are read, or all that remain. stays: tags that stay unread.
+        If no tag begins within `most` characters, read `most` characters or all that remain, and return an empty tag.
         """
         parts: list[str] = []
         while True:
@@ -203,7 +208,7 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value as its text arrives. Counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value whose text arrives in pieces. It counts brackets and quotes, and checks nothing else."""
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -217,7 +222,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Take text; return how much of it belongs to the value."""
+        """Take a piece of text; return how many of its characters belong to the value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -236,7 +241,7 @@ class JsonSpan:
         return at
 
     def _step(self, character: str, at: int) -> int:
-        """Take a character that counts; return the place after it, or `at` if the value ended before it."""
+        """Take a sign. Return the position after it, or `at` if the value ended before it."""
         if self._quoted:
             self._escaped, self._quoted = character == "\\", character == "\\"
             self.ended = not self._quoted and not self._depth
@@ -255,7 +260,7 @@ class JsonSpan:
 
 
 def json_value(text: UnreadText) -> Steps[str]:
-    """Read a JSON value; return its text, which may be malformed."""
+    """Read a JSON value, and return its text. The text may be malformed."""
     span, parts = JsonSpan(), []
     while True:
         parts.append(text.take(span.feed(text.rest)))
@@ -265,15 +270,15 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text as it is written inside a JSON string."""
+    """Return a text in the form that it has inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """The values that a schema allows for a parameter. kinds: types of JSON; none: any.
+    """The values that a schema allows for a parameter. kinds: the allowed JSON types; an empty set allows all.
 
-    texts: lists of the allowed texts; None: all texts.
+    texts: lists of the allowed strings; None allows all strings.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -281,11 +286,11 @@ class ParameterType:
 
     @property
     def is_free_text(self) -> bool:
-        """Whether any text is a value as it is written."""
+        """Whether the value is a string, and any string is allowed."""
         return self.kinds == TEXT and self.texts is None
 
     def lists(self, text: str) -> bool:
-        """Whether the schema names this text."""
+        """Whether the schema lists this string."""
         return self.texts is not None and any(text in listed for listed in self.texts)
 
 
@@ -295,7 +300,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return as JSON a value that was written without quotes. A value that fits no type becomes a text."""
+    """Return as JSON a value that was written without quotes. A value that fits no wanted type becomes a string."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -315,7 +320,10 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return as JSON a word of a notation in which texts have quotes: of the wanted type, or else of any that it fits."""
+    """Return as JSON a word from a notation that has quotes around texts.
+
+    The result has the wanted type if the word fits it, and otherwise any type that the word fits.
+    """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
     value = typed(word, wanted)
@@ -323,7 +331,7 @@ def literal(word: str, wanted: ParameterType) -> str:
 
 
 def is_json(text: str, kinds: Collection[str] = ()) -> bool:
-    """Whether a text is JSON, of one of these types if there are any."""
+    """Whether a text is a JSON value. kinds: the types that it may have; empty: any."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -333,7 +341,6 @@ def is_json(text: str, kinds: Collection[str] = ()) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a JSON string."""
     return f'"{escape(text)}"'
 
 
@@ -344,7 +351,7 @@ LONGEST_NUMBER = 400  # characters of a number that has to be rewritten for JSON
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Return as JSON a value that is of one of these types, or is written nearly so; None if it is not."""
+    """Return a value as JSON if it has one of these types, or is written almost as one of them; otherwise None."""
     if not kinds:
         return None
     if is_json(bare, kinds):
@@ -359,7 +366,10 @@ def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
 
 
 def _number(bare: str, may_be_broken: bool) -> str | None:
-    """Return a number as JSON has it, such as 0.5 for .5; None if it is not one. may_be_broken: else 5.0 becomes 5."""
+    """Return a number as JSON writes it, such as 0.5 for .5; None if the text is no number.
+
+    may_be_broken: if false, 5.0 becomes 5, and a number with a fraction gives None.
+    """
     found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
     if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
         return None
@@ -382,7 +392,7 @@ ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\"
 
 
 def _from_python(text: str) -> str | None:
-    """Return as JSON lists and objects that are written as in Python; None if a text in them has no end."""
+    """Return lists and objects in Python's notation as JSON; None if a text in them has no end."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -410,7 +420,7 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the text of a JSON string; None if it is not one, or if it has half of a surrogate pair."""
+    """Return the text of a JSON string; None if it is no JSON string, or has half of a surrogate pair."""
     try:
         value = json.loads(text, strict=False)
         value.encode()
@@ -430,22 +440,22 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return the type of each parameter of a tool; `ANY` where the schema names none."""
+    """Return the type of each parameter of a tool, `ANY` if its schema names none. schema: the schema of all parameters."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
 
 
 class _Schemas:
-    """Finds the types of the parameters of one tool. A reference that many of them share is resolved once."""
+    """Finds the types of the parameters of one tool. A reference that several parameters share is resolved once."""
 
     def __init__(self, root: object) -> None:
         self._root = root
         self._meanings: dict[str, object] = {}  # by reference
-        self._listed: dict[int, ParameterType] = {}  # of a schema that lists its values, by the id of the list
+        self._listed: dict[int, ParameterType] = {}  # the types of schemas that list values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows; `ANY` where it names none, or none within `MAX_SCHEMAS` schemas."""
+        """Return the type that a schema allows; `ANY` if no type is found within `MAX_SCHEMAS` schemas."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # texts outside these lists are allowed
@@ -472,7 +482,7 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that this one refers to or chooses from; None if it names types or values itself."""
+        """Return the schemas that this schema refers to or chooses from; None if it gives types or values itself."""
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
         if "type" in schema:
@@ -483,7 +493,7 @@ class _Schemas:
         return choices[:MAX_SCHEMAS] if isinstance(choices, list) else None
 
     def _kinds(self, schema: Mapping[str, object]) -> frozenset[str]:
-        """Return the types that a schema names, or that its keywords imply."""
+        """Return the types that a schema gives or that its keywords imply."""
         if "type" in schema:
             kinds = schema["type"]
             listed = kinds[:MAX_SCHEMAS] if isinstance(kinds, list) else [kinds]
@@ -513,7 +523,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type that allows each of some values."""
+    """Return the type that allows all of these values."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -1,4 +1,4 @@
-"""Incremental readers of answers: objects, headed and tagged bodies, channels."""
+"""Readers of answers whose text arrives in pieces: of content, reasoning, and tool calls in many notations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def plain_id(digest: str) -> str:
 
 
 def short_id(digest: str) -> str:
-    """Return an id as Mistral's templates demand it: nine letters or digits."""
+    """Return an id in the form that Mistral's templates demand: nine letters or digits."""
     return digest[:9]
 
 
 class Calls:
-    """The calls of one answer so far. tools: those that may be called, with their parameters.
+    """Numbers the calls of one answer. tools: the tools that may be called, with the types of their parameters.
 
-    new_id: makes an id from a hexadecimal digest. seed: of the ids, so that every reading of an answer finds the same ids.
+    new_id: makes a call's id from a hexadecimal digest. seed: the digests depend on the seed, so that each reading of an
+    answer makes the same ids.
     """
 
     def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
@@ -58,12 +59,12 @@ class Calls:
         return CallStart(self.number - 1, id, name)
 
     def arguments(self, text: str) -> CallArguments:
-        """Return more of the arguments of the newest call."""
+        """Return a further piece of the newest call's arguments."""
         return CallArguments(self.number - 1, text)
 
 
 class CallShape(Protocol):
-    """How a family of models writes calls. opens: tags, each of which opens calls. bare: calls may have no opening tag."""
+    """A form in which models write calls. opens: tags that open calls. bare: whether calls may have no opening tag."""
 
     @property
     def opens(self) -> tuple[str, ...]: ...
@@ -73,7 +74,7 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
         ...
 
 
@@ -82,7 +83,10 @@ class CallShape(Protocol):
 
 
 class Body(Protocol):
-    """A notation of arguments. begins: tags that begin them, or end empty ones. tags: all tags of the notation."""
+    """A notation of a call's arguments. begins: tags that begin arguments, or that end a call without arguments.
+
+    tags: all tags of the notation.
+    """
 
     @property
     def begins(self) -> tuple[str, ...]: ...
@@ -92,14 +96,15 @@ class Body(Protocol):
     def read(
         self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
     ) -> Steps[None]:
-        """Read arguments after their first tag, and yield them as JSON. after_call: tags that may follow the call."""
+        """Read a call's arguments after their first tag `begin`, and yield them as JSON.
+
+        after_call: tags that may follow the call.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """A JSON object."""
-
     begins: tuple[str, ...] = ("{",)
     tags: tuple[str, ...] = ()
 
@@ -119,11 +124,11 @@ class JsonBody:
 
 @dataclass(frozen=True, slots=True)
 class TaggedBody:
-    """Parameters, each with its name and its value between tags.
+    """Arguments that are written as parameters, each with its name and its value between tags.
 
-    opens, key_ends, value_opens, value_ends: the tags around a parameter's name and value; value_opens may be missing.
-    `{key}` in an end of a value stands for the parameter's name. text_key_ends: ends of a name whose value is a text,
-    whatever the schema says. ends: the tags after the last parameter.
+    opens, key_ends: the tags before and after a parameter's name. value_opens, value_ends: the tags before and after its
+    value; value_opens may be missing. `{key}` in value_ends stands for the parameter's name. text_key_ends: tags after a
+    name whose value is a string, whatever the schema says. ends: the tags after the last parameter.
     """
 
     opens: tuple[str, ...]
@@ -161,10 +166,11 @@ class TaggedBody:
     def _value(
         self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, after_call: Collection[str]
     ) -> Steps[str | None]:
-        """Read a value; return the tag after its end. Empty: the answer ends there; None: the value has no end.
+        """Read a value, and return the tag after its end. Empty: the answer ends there. None: the value has no end.
 
-        A text is passed on as it arrives, any other value when it is whole. An end counts only before a tag, or before the
-        end of the answer; else it is a part of the value. Without an end, a tag at the start of a line ends the value, too.
+        A text is passed on as it arrives, and any other value when it is whole. A closing tag counts only if another
+        tag or the end of the answer follows. Otherwise it is a part of the value. If the closing tag is missing, a tag
+        at the start of a line also ends the value.
         """
         ends = [end.replace("{key}", key) for end in self.value_ends]
         lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
@@ -198,7 +204,7 @@ class TaggedBody:
 
 @dataclass(frozen=True, slots=True)
 class LiteralBody:
-    """Literals much as in Python. begin: the sign that opens the arguments. assign: the sign after a name."""
+    """Arguments written much like Python's literals. begin: the sign before the arguments. assign: the sign after a name."""
 
     begin: str
     assign: str
@@ -215,7 +221,7 @@ class LiteralBody:
     def read(
         self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
     ) -> Steps[None]:
-        """Write the literals as JSON, character by character: malformed literals stay malformed."""
+        """Read the literals, and yield them as JSON. Malformed literals become malformed JSON."""
         yield calls.arguments("{")
         open_brackets, between, is_key, wanted = ["}"], "", True, ANY
         while character := (yield from text.skip()):
@@ -244,7 +250,7 @@ class LiteralBody:
                 between = ", "
 
     def _key(self, text: UnreadText) -> Steps[str]:
-        """Read a name and the sign after it; return the name."""
+        """Read a name and the sign after it. Return the name."""
         name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
         for quote in self.quotes:
             name = name.strip().removeprefix(quote).removesuffix(quote)
@@ -261,7 +267,7 @@ class LiteralBody:
         yield calls.arguments(literal(word, wanted))
 
     def _string(self, text: UnreadText, quote: str, calls: Calls) -> Steps[None]:
-        """Read a text up to its quote; short quotes may be escaped in it."""
+        """Read a text up to its quote. If the quote is short, quotes in the text may be escaped."""
         stops = Tags((quote, "\\") if len(quote) == 1 else (quote,))
         yield calls.arguments('"')
         while True:
@@ -279,7 +285,7 @@ class LiteralBody:
                 yield None
 
     def _escaped(self, text: UnreadText) -> Steps[str]:
-        """Read the escape after a backslash; return it as JSON writes it."""
+        """Read the escape after a backslash. Return it in JSON's notation."""
         sign = yield from text.peek()
         text.take(1)
         digits = ""
@@ -295,10 +301,11 @@ MAX_HEADER = 512  # characters between the tag that opens a call and its argumen
 
 @dataclass(frozen=True, slots=True)
 class HeadedCalls:
-    """A tag, a header with the tool's name, the arguments, a closing tag.
+    """Calls that are written as a tag, a header with the tool's name, the arguments, and a closing tag.
 
-    sections, section_ends: tags around all calls. starts, closes: tags around each call. more: tags that may start a call
-    after another. header: has the groups `name` and, if the call has one, `id`. inner: tags in the header.
+    sections, section_ends: tags around all calls. starts, closes: tags around each call. more: further tags that may start
+    the next call. header: matches the header; its groups are `name` and, if calls have ids, `id`. inner: tags within the
+    header.
     """
 
     starts: tuple[str, ...]
@@ -320,7 +327,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or stays after the text's mark."""
+        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -336,7 +343,10 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call; return whether it was one. Without arguments, a tag of `after_call` follows its header, or none."""
+        """Read one call, and return whether it was one.
+
+        In a call without arguments, a tag of `after_call` or the end of the answer follows the header.
+        """
         tags = Tags(self.body.begins + self.after_call)
         header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.after_call)
         found = self.header.fullmatch(header)
@@ -354,7 +364,7 @@ class HeadedCalls:
 
     @property
     def after_call(self) -> tuple[str, ...]:
-        """Tags that may follow a call: its end, the next one's start, the end of all."""
+        """Tags that may follow a call's arguments: the call's closing tag, the next call's start, the end of all calls."""
         after_call = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
         return tuple(tag for tag in after_call if tag not in self.body.begins)
 
@@ -364,7 +374,7 @@ class HeadedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The tags around reasoning. anywhere: reasoning may come after content, too."""
+    """The tags around reasoning. anywhere: whether reasoning may also come after content."""
 
     starts: tuple[str, ...]
     ends: tuple[str, ...]
@@ -375,15 +385,16 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the places of the last start and of the last end of reasoning; -1 for none."""
+        """Return the positions of the last start tag and the last end tag of reasoning; -1 if a tag is missing."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
 @dataclass(slots=True)
 class TrimmedText:
-    """Text as fragments of one kind, without the white space around calls and reasoning.
+    """Makes fragments of one kind from text, and trims the white space next to calls and reasoning.
 
-    begins: white space at the start is dropped. source: the text that content is read from; it gets the places of content.
+    begins: whether white space at the start of the next text is dropped. source: the text of the answer, which gets the
+    places of content.
     """
 
     kind: type[ContentText] | type[ReasoningText]
@@ -393,7 +404,7 @@ class TrimmedText:
     _spaces: list[tuple[int, int]] = field(default_factory=list)  # places of the white space at the end
 
     def note(self, text: str, num_after: int = 0) -> None:
-        """Note the place of text that was just read as text of this kind. num_after: characters that were read after it."""
+        """Note the place of a text of this kind that was just read. num_after: characters that were read after the text."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -411,7 +422,7 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield text; white space at its end waits for the text after it."""
+        """Yield a piece of text. White space at its end is kept until more text follows."""
         said = text.rstrip(SPACE)
         if said:
             text = "".join(self._pending) + text
@@ -422,7 +433,7 @@ class TrimmedText:
             self._pending.append(text)
 
     def end(self) -> Iterator[Fragment]:
-        """Yield the white space at the end."""
+        """Yield the white space that was kept at the end."""
         if self.source is not None:
             self.source.content += self._spaces
         if space := "".join(self._pending):
@@ -430,30 +441,30 @@ class TrimmedText:
         self.drop_space()
 
     def drop_space(self) -> None:
-        """Drop the white space at the end."""
+        """Drop the white space that was kept at the end."""
         self._pending, self._spaces = [], []
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space at the end, and at the start of the text to come."""
+        """Drop the white space at the end, and the white space at the start of the next text."""
         self.drop_space()
         self.begins = True
 
 
 class SteppedReader:
-    """Takes the steps of reading an answer, as far as its text has arrived."""
+    """Reads an answer step by step, as far as its text has arrived."""
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
         self._num_opened = 0
 
     def open(self, text: str) -> None:
-        """Add the end of the prompt."""
+        """Take the end of the prompt, which may have opened reasoning or a message."""
         self._num_opened = len(text)
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return how many characters of the answer are settled, and the places of content among the newly settled ones."""
+        """Return the number of characters whose kind is known, and the places of content found since the last call."""
         found, self._text.content = self._text.content, []
         opened = self._num_opened
         return self._text.num_settled - opened, [
@@ -461,7 +472,7 @@ class SteppedReader:
         ]
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text and return the fragments that it settles."""
+        """Add text, and return the fragments that are certain now."""
         self._text.add(text)
         fragments: list[Fragment] = []
         for fragment in self._steps:
@@ -477,14 +488,14 @@ class SteppedReader:
 
 
 class ReadParts:
-    """Cuts the text of an answer into content and all else, as its reader finds them."""
+    """Cuts the text of an answer into parts that are content and parts that are not."""
 
     def __init__(self, reader: SteppedReader) -> None:
         self._reader, self._unsettled = reader, list[str]()
         self.num_unsettled = self._at = 0  # unsettled characters, and settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text and return the parts that it settles, each with whether it is content."""
+        """Add text. Return the parts that are certain now, and for each part whether it is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)
@@ -492,7 +503,6 @@ class ReadParts:
         return self._take(number, content)
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the last parts."""
         self._reader.finish(is_cut)
         return self._take(self._at + self.num_unsettled, self._reader.settled()[1])
 
@@ -509,10 +519,11 @@ class ReadParts:
 
 
 class TaggedAnswer:
-    """Reads content, reasoning and calls.
+    """Reads an answer of content, reasoning and calls.
 
-    thinking: None: reasoning stays in the content. calls_end: a call ends the reasoning in which it begins. opened: the
-    reasoning that the prompt has opened, with its tag. dropped: tags that never are content, such as control tokens.
+    thinking: the tags of reasoning; None: reasoning stays in the content. calls_end: whether a call may begin in reasoning,
+    which it then ends. opened: the reasoning that the prompt has opened, with its tag. dropped: tags that never become
+    content, such as control tokens.
     """
 
     def __init__(
@@ -536,7 +547,7 @@ class TaggedAnswer:
         self._text, self._content = text, TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer."""
+        """Read the whole answer, step by step."""
         yield from self._first_reasoning()
         yield from self._bare_calls()
         while True:
@@ -554,7 +565,7 @@ class TaggedAnswer:
                 yield None
 
     def _say(self, text: str, num_after: int = 0) -> Iterator[Fragment]:
-        """Yield text that was just read, as content. num_after: characters that were read after it."""
+        """Yield text that was just read, as content. num_after: how many characters were read after it."""
         self._content.note(text, num_after)
         yield from self._content.say(text)
 
@@ -595,7 +606,7 @@ class TaggedAnswer:
                 yield None
 
     def _bare_calls(self) -> Steps[None]:
-        """Read calls without an opening tag, which only the start of an answer can be."""
+        """Read calls without an opening tag. Only the start of an answer can be such calls."""
         shape = next((shape for shape in self._shapes if shape.bare), None)
         if shape is None:
             return
@@ -626,11 +637,12 @@ _BODY = JsonBody()
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Messages in a row. The header of the first begins in the prompt.
+    """The format of an answer that is a sequence of messages with headers. The first header begins in the prompt.
 
     starts: tags that begin a header. message: the tag that ends a header. ends: tags that end a message. to: finds the tool
-    in a header, as the group `name`. reasoning, plain: match headers of reasoning, and of content; any other header is
-    content itself. written_reasoning: the tags before reasoning, and after it up to the next header; None: no reasoning.
+    in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content. A header that matches
+    neither of the two becomes content. written_reasoning: the tags before reasoning, and after it up to the next header;
+    None: the models write no reasoning.
     """
 
     starts: tuple[str, ...]
@@ -647,7 +659,7 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Messages, each of the kind that its header names. thinks: reasoning is separated from content."""
+    """Reads an answer of messages, whose headers name their kinds. thinks: whether reasoning is separated from content."""
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
@@ -655,7 +667,7 @@ class ChannelAnswer:
         self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the answer, which begins in a header."""
+        """Read the whole answer, which begins inside a header."""
         start = ""
         while (yield from self._text.peek()):
             self._text.mark(start)
@@ -671,7 +683,7 @@ class ChannelAnswer:
         self._content.drop_space()
 
     def _message(self, header: str, message: str) -> Steps[str]:
-        """Read the message of a header; return the tag after it."""
+        """Read the message that follows a header. Return the tag after the message."""
         channels, found = self._channels, self._channels.to.search(header)
         if message and found and found["name"] in self._calls.tools:
             return (yield from self._call(found["name"]))
@@ -696,7 +708,7 @@ class ChannelAnswer:
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
     def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
-        """Read text up to the next tag, and the tag; empty at the end of the text."""
+        """Read text up to the next tag, and read the tag. Return the tag, or an empty text at the end of the answer."""
         while True:
             text, tag = self._text.before(self._body_tags)
             trimmed.note(text, len(tag))
@@ -715,10 +727,10 @@ NO_ARGUMENTS = ("", "null", "[]")  # as models write that a call has none
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """JSON objects with a name and arguments, one or several, or a list of them.
+    """Calls that are JSON objects with a name and arguments: one object, several, or a list.
 
-    named: the tool's name may itself be the key of the arguments. late_id: a call's id follows its arguments, so both wait
-    for the end of the call.
+    named: the tool's name may be the key of the arguments. late_id: a call's id follows its arguments, so that the whole
+    call is yielded at its end.
     """
 
     opens: tuple[str, ...] = ()
@@ -732,7 +744,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The members that an object may have before it is known to be a call."""
+        """The keys that may come in an object before the object is certain to be a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property
@@ -758,7 +770,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """One call as it arrives. Its arguments are kept while its name is not known."""
+    """One call as it arrives. Its arguments are kept until its name is known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls
@@ -767,7 +779,7 @@ class _JsonCall:
         self._is_started = False
 
     def read(self) -> Steps[bool]:
-        """Read the members of the object; return whether it was a whole call."""
+        """Read the members of the object. Return whether it was a whole call."""
         text, depth = self._text, 0
         while character := (yield from text.skip(SPACE + ",")):
             if character == "{" and not depth:
@@ -788,7 +800,7 @@ class _JsonCall:
         return False
 
     def _key(self) -> Steps[str]:
-        """Read a member's name, up to its value; return the name."""
+        """Read the name of a member, up to the member's value. Return the name."""
         name = yield from self._string()
         yield from self._text.skip()
         if (yield from self._text.one_of(":")):
@@ -797,7 +809,7 @@ class _JsonCall:
         return ""
 
     def _string(self) -> Steps[str]:
-        """Read a short JSON string; return an empty text if it is none."""
+        """Read a short JSON string. Return an empty text if there is none."""
         read, tag = yield from self._text.upto(_QUOTE, 1)
         if read or not tag:
             return ""
@@ -805,7 +817,7 @@ class _JsonCall:
         return _decoded(f'"{read}"') if tag else ""
 
     def _member(self, key: str) -> Steps[bool]:
-        """Read the value of a member; return whether this may still be a call."""
+        """Read the value of a member. Return whether the object may still be a call."""
         shape, character = self._shape, (yield from self._text.peek())
         if key in shape.names and not self._name and character == '"':
             self._name = yield from self._string()
@@ -826,7 +838,10 @@ class _JsonCall:
         return bool(value) and (self._is_started or key in shape.keys)
 
     def _object(self) -> Steps[bool]:
-        """Read the arguments, passed on as they arrive if the name is known, else kept; return whether they are whole."""
+        """Read the arguments, and return whether they are whole.
+
+        They are passed on as they arrive if the name is known, and otherwise kept.
+        """
         streams = bool(self._name) and not self._shape.late_id
         if streams:
             yield from self._start()
@@ -847,7 +862,7 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the call, and start it first if it waited for its end; return whether it is one."""
+        """End the call. If its start was waiting for the end, start it first. Return whether it is a call."""
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")

@@ -48,7 +48,10 @@ MAX_COMPARED = 60  # characters of a path that is compared with those of all rou
 
 
 class RequestError(Exception):
-    """An error for the client. param: path of the wrong field. code: for programs. details: more fields of the body."""
+    """An error for the client. param: the path of the wrong field in the body. code: a name of the error, for programs.
+
+    retry_after: seconds after which the client may try again. details: further fields of the error's body.
+    """
 
     def __init__(
         self,
@@ -68,16 +71,16 @@ class RequestError(Exception):
 
     @property
     def type(self) -> str:
-        """The kind of the error in OpenAI's API."""
+        """The type of the error in OpenAI's API."""
         return TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, object]:
-        """Return OpenAI's error object, which every error has."""
+        """Return the body of the error in OpenAI's form, which most routes use."""
         error = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
 
     def message_body(self) -> dict[str, object]:
-        """Return Anthropic's error object, for the routes of its Messages."""
+        """Return the body of the error in Anthropic's form, for the routes of its Messages API."""
         kind, message = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error"), self.message
         if self.code == TOO_LONG:  # Claude Code reads both numbers, and compacts
             num_tokens, most = self.details["n_prompt_tokens"], int(str(self.details["n_ctx"])) - 1
@@ -86,13 +89,16 @@ class RequestError(Exception):
         return {"type": "error", "error": about | self.details | {"type": kind}}
 
     def ollama_body(self) -> dict[str, object]:
-        """Return Ollama's error object, for the routes of its API."""
+        """Return the body of the error in Ollama's form, for the routes of its API."""
         words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # clients search for these
         return {"error": words + self.message}
 
 
 def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
-    """Make the error of a prompt that leaves no room for an answer. about: `num_tokens` is an estimate."""
+    """Make the error of a prompt that leaves no room for an answer. limit: the size of the context, in tokens.
+
+    about: whether `num_tokens` is an estimate.
+    """
     return RequestError(
         f"the prompt has {'about ' if about else ''}{num_tokens} tokens, which exceeds the available context size of "
         f"{limit}: shorten it to {limit - 1} or start the server with a larger --ctx-size",
@@ -104,29 +110,29 @@ def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> RequestError:
-    """Make the error of a request for a model that is not served. known: the names of the served models."""
+    """Return the error for a model that is not served. known: the names of the served models."""
     message = f"no model {name[:80]!r} is served here: expected {', '.join(known)}"
     return RequestError(message, status=404, code="model_not_found")
 
 
 def no_route(path: str, known: Sequence[str] = ()) -> RequestError:
-    """Make the error of a request for a path that has no route. known: the paths that have one; the nearest is named."""
+    """Return the error for a path that has no route. known: the paths that have one; the nearest is named."""
     near = get_close_matches(path, known, n=1, cutoff=0.8) if len(path) <= MAX_COMPARED else []
     return RequestError(f"no such route: {path}" + (f" (did you mean {near[0]}?)" if near else ""), status=404)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, or its type if it has no message, as Python's MemoryError."""
+    """Return the message of an error, or the error's type if it has no message. Python's MemoryError has none."""
     return str(error) or type(error).__name__
 
 
 def not_loaded(error: Exception) -> RequestError:
-    """Make the error of a request whose sleeping model could not be loaded again."""
+    """Make the error of a request whose model had been unloaded and could not be loaded again."""
     return RequestError(f"the model could not be loaded again: {reason_of(error)}", status=503, code="loading_failed")
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:
-    """Make the error of a request during which a program failed. program: its name in the message."""
+    """Make the error of a request during which a program failed. program: the program's name in the message."""
     return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
 
 
@@ -136,7 +142,7 @@ MESSAGES, OLLAMA = "/v1/messages", "/api/"  # paths of Anthropic's API and of Ol
 
 
 def refusal(error: RequestError, path: str) -> Response:
-    """Return an error as the clients of this path expect it: OpenAI's, Anthropic's or Ollama's."""
+    """Return the response with an error, in the form that clients of this path expect: OpenAI's, Anthropic's or Ollama's."""
     if path.startswith(OLLAMA):
         body = error.ollama_body()
     else:
@@ -145,7 +151,10 @@ def refusal(error: RequestError, path: str) -> Response:
 
 
 def handlers(program: str) -> dict[Any, ExceptionHandler]:
-    """Return the handlers of the errors that an application's routes raise. program: its name, for unexpected errors."""
+    """Return the handlers of the errors that an application's routes raise.
+
+    program: the application's name in the message of an unexpected error.
+    """
 
     def fail(request: Request, error: Exception) -> Response:
         answer = refusal(failed(error, program), request.scope["path"])
@@ -156,7 +165,7 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]  # not the URL's: a client's `Host` is a part of that
+    path = request.scope["path"]  # not the path of the URL, since the client's `Host` is a part of the URL
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
         return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
     request.state.error = error
@@ -175,5 +184,5 @@ def _paths(request: Request) -> list[str]:
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that disconnected while it sent its body: the status is for the log."""
+    """Answer a client that disconnected while it sent its body. Only the log sees the status."""
     return Response(status_code=499)

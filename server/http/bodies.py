@@ -1,4 +1,4 @@
-"""Reads the bodies of requests within limits: of the size and the speed of each body, and of the memory of all."""
+"""Reads the bodies of requests. Each body has limits of size and speed, and all bodies together have a limit of memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from starlette.requests import ClientDisconnect, Request
 from .api_errors import RequestError
 from .encodings import Unpacking, encoding_of
 
-FREE = 64 << 10  # bytes of each body that do not count: uvicorn buffers as much for any connection
+FREE = 64 << 10  # bytes of each body that do not count, since uvicorn buffers as much for any connection
 LARGEST = 4  # bodies of the largest size that may be unfinished at a time
 
 
 @dataclass(slots=True)
 class Bodies:
-    """Reads bodies, on the event loop alone.
+    """Reads bodies. Used on the event loop alone.
 
-    most: bytes of one body. room: bytes that bodies may still take. patience: seconds that may pass without a
-    byte. rate: bytes a second that must arrive after the first `patience` seconds.
+    most: the most bytes of one body. room: bytes of memory that bodies may still take. patience: seconds that may pass
+    without a byte. rate: bytes a second that must arrive on average after the first `patience` seconds.
     """
 
     most: int
@@ -31,14 +31,15 @@ class Bodies:
 
     @classmethod
     def up_to(cls, most: int) -> Bodies:
-        """Make a reader of bodies of at most `most` bytes each."""
+        """Make a reader for bodies of at most `most` bytes each."""
         return cls(most, LARGEST * most)
 
     async def read(self, request: Request, reservation: Reservation | None = None) -> bytes:
-        """Read a whole body, and unpack it. Raises ClientDisconnect, and RequestError: 408 too slow, 413 too long, 503 no
-        room now, 400 and 415 where it cannot be unpacked.
+        """Read a whole body, and unpack it. Raises ClientDisconnect and RequestError.
 
-        reservation: the room that the body takes, until the caller frees it; None: the room is free once the body is read.
+        The error's status is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room
+        now, and 400 or 415 for a body that cannot be unpacked. reservation: the room that the body takes until the
+        caller frees it; None: the room is free as soon as the body is read.
         """
         if reservation is None:
             with Reservation(self) as reservation:
@@ -53,7 +54,7 @@ class Bodies:
         return await self._unpacked(encoding, body.getvalue(), reservation) if encoding else body.getvalue()
 
     async def _unpacked(self, encoding: str, packed: bytes, reservation: Reservation) -> bytes:
-        """Unpack a body, each piece in a thread. Raises RequestError."""
+        """Unpack a body. Each piece is unpacked in a thread. Raises RequestError."""
         unpacking, body = Unpacking(encoding, packed), BytesIO()
         while piece := await asyncio.to_thread(unpacking.piece):
             body.write(piece)
@@ -85,13 +86,16 @@ class Bodies:
 
 
 class Reservation:
-    """The room that the body of one request takes. A context manager, which frees the room at its end."""
+    """The room that the body of one request takes. As a context manager it frees the room at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0
 
     def reserve(self, size: int) -> None:
-        """Take the room of a body of `size` bytes, in place of the room taken so far. Raises RequestError 503."""
+        """Take room for a body of `size` bytes, which replaces the room taken so far.
+
+        Raises RequestError 503 if there is too little.
+        """
         more = max(size - FREE, 0) - self._bytes
         if more > self._bodies.room:
             raise RequestError("too many large bodies are on their way: try again", status=503, retry_after=1)

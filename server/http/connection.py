@@ -1,14 +1,15 @@
-"""uvicorn's HTTP protocol with time limits, and the spelling of header names.
+"""uvicorn's HTTP protocol with time limits, and with capital letters in header names.
 
     made -> head -> request -> answer -> (kept alive) -> head -> ...
             `head`  `Bodies`   `patience`  uvicorn's
 
-A handler sees a closed connection as a client that disconnected, and cancels its work. When all places are taken, a
-connection that waits for its client may be closed early: see `connections.py`. Under TLS the head includes the handshake.
+Under each phase is the object or field that limits its time. A handler sees a closed connection as a client that
+disconnected, and cancels its work. Once the limit of connections is reached, a connection that waits for its client may be
+closed early: see `connections.py`. Under TLS, the time for the head includes the handshake.
 
-The parser is h11, in asyncio's loop. httptools would save 0.1 ms a request, little beside the engine's time. But it accepts
-a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop accepts connections without
-a limit. docs/decisions.md has the figures.
+The parser is h11, and the event loop asyncio's. httptools would save 0.1 ms a request, little compared with the engine's
+time. But httptools accepts a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop
+accepts connections without a limit. docs/decisions.md has the figures.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ SHORTCUT = "shortcut"  # the key of a request's `Shortcut` in its state
 
 
 class Shortcut:
-    """Writes the pieces of one answer past the layers that only need its head, and past h11.
+    """Writes the pieces of one streamed answer directly to the connection, past h11 and the layers that only need its head.
 
-    The answer has no length, so it goes out in chunks. h11 takes longer for a chunk than everything else here.
+    The pieces are chunks of HTTP, since the answer's length is not known. h11 takes longer for a chunk than all other steps.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -39,13 +40,13 @@ class Shortcut:
 
     @property
     def is_open(self) -> bool:
-        """Whether the answer has begun and has not ended, and its client takes what is written."""
+        """Whether the answer has begun and has not ended, and its client reads the bytes that are written."""
         cycle, connection = self._cycle, self._connection
         is_stopped = connection.flow.write_paused or cycle.disconnected or connection.transport.is_closing()
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body, which may not be empty; more follows."""
+        """Write a piece of the body, which must not be empty. More pieces follow."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
@@ -55,10 +56,10 @@ MOST_GATHERED = 64 << 10  # bytes
 
 
 class GatheringTransport:
-    """A transport that joins the small writes of one turn of the event loop into one system call, their dearest part.
+    """A transport that joins the small writes of one turn of the event loop into one system call.
 
-    The head of an answer goes out with its first event, and the last event with the end of the body. All but writing is
-    passed on to `transport`. tls: the layer above `transport`, if any.
+    System calls take most of the time of small writes. So the head of an answer is sent with its first event, and the last
+    event with the end of the body. All other calls are passed on to `transport`. tls: the TLS layer; None: plain HTTP.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """Return a fact about the transport; uvicorn takes the scheme of a URL from `sslcontext`."""
+        """Return a fact about the transport. uvicorn infers http or https from `sslcontext`."""
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         return self._transport.get_extra_info(name, default)
@@ -85,7 +86,6 @@ class GatheringTransport:
             self._flush = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write the gathered bytes now."""
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -105,12 +105,12 @@ class GatheringTransport:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's HTTP/1.1 with time limits and small reads.
+    """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
-    head: seconds for a request's head, or for the rest of a body after its answer. patience: seconds in which a client must
-    take all written bytes, or `rate` bytes a second. bite: most bytes of a read, since the event loop stops until a read is
-    parsed, and a chunk of one byte takes 12 us. credit: most seconds that a body may pause and still make progress; its
-    bytes earn them, at `rate`.
+    head: seconds for a request's head, or for the rest of a body after its answer. patience: in so many seconds a client
+    must read all written bytes, or at least `rate` bytes a second. bite: the most bytes of one read. The event loop stops
+    while a read is parsed, and parsing a chunk of one byte takes 12 us. credit: the most seconds that a body may pause and
+    still count as making progress. Each received byte adds 1 / `rate` seconds.
     """
 
     server_state: Connections
@@ -153,7 +153,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._unseal(data, self._tls)
 
     def _unseal(self, data: bytes, tls: TlsFilter) -> None:
-        """Take bytes of TLS, and answer those that concern TLS alone, such as a handshake's."""
+        """Take bytes of TLS, and answer messages of TLS itself, such as those of a handshake."""
         try:
             for piece in tls.received(data, self.bite):
                 if not piece:
@@ -182,7 +182,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that sends no more as disconnected: only a write would show that it still reads."""
+        """Treat a client that closed its sending side as disconnected. Only a write would show whether it still reads."""
         self.gathering.flush()  # asyncio closes after this
 
     def on_response_complete(self) -> None:
@@ -246,7 +246,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._write_timer = self.loop.call_later(self.patience, self._check_progress, left)
 
     def _check_progress(self, before: int) -> None:
-        """Close the connection if the client took too little since `before` bytes were waiting to be sent."""
+        """Close the connection if the client has taken too few bytes. before: how many bytes waited to be sent earlier."""
         if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
             self.transport.abort()
         else:
@@ -266,7 +266,7 @@ IRREGULAR = {b"etag": b"ETag", b"www-authenticate": b"WWW-Authenticate"}
 
 
 class Spelling:
-    """Begins each word of a header's name with a capital letter, except in `IRREGULAR` names."""
+    """Writes each word of a header's name with a capital letter, as `Content-Type`; `IRREGULAR` has the exceptions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,10 +1,10 @@
-"""The open connections of a server: accepted a few at a time, up to a number, and the longest waiting closed first.
+"""The open connections of a server: a few are accepted at a time, up to a limit, and the longest waiting are closed first.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
                               +--- closed, the one that has waited longest first, when all places are taken
 
-A fixed time limit for each state would be too long for a full server, or too short for any other.
+A fixed time limit for waiting would be too long for a full server, or too short for a server with free places.
 """
 
 from __future__ import annotations
@@ -31,28 +31,24 @@ from .tls import tls_context
 logger = logging.getLogger("slotcache")
 MOST = 2048  # connections; each takes some 40 KiB (55 under TLS), and up to 128 KiB with a body that stops
 LEAST = 8
-KEPT = 64  # descriptors, at least, for other uses: files of the cache and of the index, pipes, the engine's devices
+KEPT = 64  # the least descriptors for other uses: files of the cache and the index, pipes, the engine's devices
 SELDOM = 60.0  # s between two lines about one shortage
 
 
 class WaitingConnection(Protocol):
-    """A connection that waits for its client."""
-
     @property
     def may_end(self) -> bool:
-        """Whether closing it loses nothing: no answer is open, and no body makes progress."""
+        """Whether closing the connection loses nothing: no answer is open, and no body makes progress."""
         ...
 
-    def end(self) -> None:
-        """Close it at once."""
-        ...
+    def end(self) -> None: ...
 
 
 class Connections(ServerState):
     """uvicorn's shared state of all connections, with a limit on their number. Used on the event loop alone.
 
-    most: connections open at a time. arriving: accepted connections that are not in `connections` yet. tls: the context of
-    their TLS; None: plain HTTP.
+    most: the most connections that may be open. arriving: accepted connections that uvicorn has not yet put into
+    `connections`. tls: the TLS context of all connections; None: plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
@@ -62,21 +58,24 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Note that a connection waits for its client. One that already waits keeps its place."""
+        """Note that a connection waits for its client. A connection that already waits keeps its place in the order."""
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
     def works(self, connection: WaitingConnection) -> None:
-        """Note that a connection does not wait for its client, or has ended."""
+        """Note that a connection no longer waits for its client, or has ended."""
         self._waiting.pop(connection, None)
 
     @property
     def are_full(self) -> bool:
-        """Whether all places are taken."""
+        """Whether the limit of connections is reached."""
         return len(self.connections) + len(self.arriving) >= self.most
 
     def make_room(self) -> bool:
-        """Close connections until there is room for one more. False: all open connections are at work."""
+        """Close waiting connections until there is room for a new one.
+
+        False: there is no room, as all connections are at work.
+        """
         while self.are_full:
             if not self.end_one():
                 if not self.arriving:
@@ -86,7 +85,7 @@ class Connections(ServerState):
         return True
 
     def end_one(self) -> bool:
-        """Close the connection that has waited longest for its client. False: none may end."""
+        """Close the connection that has waited longest for its client. False: no connection may be closed."""
         for _ in range(len(self._waiting)):
             connection, _ = self._waiting.popitem(last=False)
             if connection.may_end:
@@ -97,7 +96,7 @@ class Connections(ServerState):
         return False
 
     def log(self, line: str, *figures: object) -> None:
-        """Log a line about a shortage, once a minute at most."""
+        """Log a line about a shortage. The same line is logged once a minute at most."""
         now = time.monotonic()
         if now >= self._logged.get(line, now):
             self._logged[line] = now + SELDOM
@@ -105,9 +104,9 @@ class Connections(ServerState):
 
 
 def most_connections(descriptors: int = 1) -> int:
-    """Return how many connections a process may have, well below its limit of descriptors (`ulimit -n`).
+    """Return how many connections a process may have, well below its limit of file descriptors (`ulimit -n`).
 
-    descriptors: the number that each connection takes.
+    descriptors: the number of file descriptors that each connection takes.
     """
     try:
         import resource
@@ -124,12 +123,12 @@ def most_connections(descriptors: int = 1) -> int:
 # asyncio accepts up to 2,048 at once, before it reads a byte of an open connection. Where descriptors run out, it logs a
 # traceback for each and pauses for a second.
 
-AT_ONCE = 16  # connections accepted before the open ones have their turn
-PAUSE = 0.05  # s until the next attempt, when none could be accepted
+AT_ONCE = 16  # connections that are accepted before the open ones have their turn
+PAUSE = 0.05  # seconds until the next attempt if no connection could be accepted
 
 
 class ConnectionListener:
-    """Accepts connections from a listening socket. make: returns the protocol of a connection."""
+    """Accepts connections from a listening socket. make: makes the asyncio protocol of a new connection."""
 
     def __init__(self, listening: socket.socket, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._socket, self._connections, self._make = listening, connections, make
@@ -151,7 +150,7 @@ class ConnectionListener:
     def _take(self) -> None:
         for number in range(AT_ONCE):
             if number and self._connections.are_full:
-                return  # only the first connection is surely there, and room is made for no other
+                return  # only the first connection certainly exists, so no room is made for others
             if not self._connections.make_room():
                 self._wait()
                 return
@@ -185,9 +184,10 @@ class ConnectionListener:
 class ListeningServer(uvicorn.Server):
     """uvicorn with a limit on its connections, TLS and socket files.
 
-    Its config needs `loop="asyncio"`: other loops accept connections themselves.
+    Its config needs `loop="asyncio"`: other event loops accept connections themselves.
 
-    most: connections open at a time. settings: where it listens. Raises SettingsError for a certificate that is not usable.
+    most: the most connections that may be open. settings: these name the addresses, socket files and TLS files. Raises
+    SettingsError for TLS files that cannot be used.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
@@ -197,14 +197,17 @@ class ListeningServer(uvicorn.Server):
         self._listeners: list[ConnectionListener] = []
 
     async def listening(self) -> list[str]:
-        """Return the `addresses` once the server listens on them; none if it ends first."""
+        """Wait until the server listens, and return its `addresses`; an empty list if the server ends first."""
         while not (self.started or self.should_exit):
             await asyncio.sleep(0.01)
         return self.addresses if self.started else []
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses as the settings name them, or with port 0 as the system chose them; `unix:PATH` of files last."""
+        """The addresses of the server as the settings name them. Socket files are last, as `unix:PATH`.
+
+        With port 0 the addresses have the port that the system chose.
+        """
         scheme = "https" if self._connections.tls else "http"
         places = [(name, self._settings.port) for name in self._settings.hosts]
         if not self._settings.port:
@@ -230,9 +233,9 @@ class ListeningServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down; at a second ctrl-C wait for nobody.
+        """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        uvicorn raises each captured signal again at the end; here only the first.
+        uvicorn raises each captured signal again at the end; this server raises only the first.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

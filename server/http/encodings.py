@@ -3,7 +3,7 @@
     packed     [member 1][member 2]   `BITE` bytes in at a time, at most `PIECE` bytes out: a kilobyte may hold gigabytes,
     unpacked   [piece][piece][pie     and the caller decides whether to ask for the next piece
 
-A body is one member, or several in a row (`cat a.gz b.gz`; frames of zstd), and nothing else.
+A body is one member, or several in a row (`cat a.gz b.gz`, or several frames of zstd), and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ WINDOW_LOG = 23  # a stream of zstd may refer 8 MiB back, the most that senders 
 
 
 class Stream(Protocol):
-    """Unpacks one member. eof: the member has ended. unused_data: input after its end."""
+    """Unpacks one member. eof: whether the member has ended. unused_data: input after the member's end.
+
+    needs_input: whether `decompress` needs more input to return more.
+    """
 
     @property
     def eof(self) -> bool: ...
@@ -40,7 +43,7 @@ class Stream(Protocol):
 
 
 class Inflating:
-    """A stream of zlib that keeps its unread input, as streams of zstd do."""
+    """A stream of zlib that keeps the input it has not unpacked yet, as zstd's streams do."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
@@ -66,7 +69,7 @@ def _gzip(packed: bytes) -> Stream:
 
 
 def _deflate(packed: bytes) -> Stream:
-    """Begin a stream with zlib's frame, as the standard has it, or without, as some clients send it."""
+    """Begin a stream that has zlib's frame, as the standard demands, or has none, as some clients send it."""
     is_framed = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] << 8 | packed[1]) % 31 == 0
     return Inflating(zlib.MAX_WBITS if is_framed else -zlib.MAX_WBITS)
 
@@ -80,7 +83,10 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 
 
 def encoding_of(headers: Headers) -> str:
-    """Return the encoding of a request's body; empty: it is not packed. Raises RequestError 415."""
+    """Return the encoding of a request's body; empty: the body is not packed.
+
+    Raises RequestError 415 for an unknown encoding.
+    """
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]
     if not names:
@@ -93,14 +99,14 @@ def encoding_of(headers: Headers) -> str:
 
 
 class Unpacking:
-    """Unpacks one body, in any thread, but in one at a time."""
+    """Unpacks one body. Any thread may use it, but only one thread at a time."""
 
     def __init__(self, encoding: str, packed: bytes) -> None:
         self._encoding, self._packed, self._given = encoding, packed, 0
         self._stream, self._num_members = STREAMS[encoding](packed), 1
 
     def piece(self) -> bytes:
-        """Return the next bytes, at most `PIECE`; none at the end. Raises RequestError 400 for a damaged body."""
+        """Return the next unpacked bytes, at most `PIECE`; empty at the end. Raises RequestError 400 for a damaged body."""
         if not self._packed:
             return b""
         try:
@@ -116,7 +122,7 @@ class Unpacking:
         return self._stream.eof and self._given == len(self._packed)
 
     def _next(self) -> bytes:
-        """Feed the stream if it needs input, and return what it unpacks."""
+        """Feed the stream if it needs input. Return the bytes that it unpacks."""
         if self._stream.eof:
             self._begin_member()
         bite = self._packed[self._given : self._given + BITE] if self._stream.needs_input else b""

@@ -1,4 +1,4 @@
-"""Checks of a JSON body: it is Unicode, and has no more elements than any context could hold."""
+"""Checks that a JSON body is Unicode and that it has no more elements than fit into any context."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from msgspec import Raw
 
 from .api_errors import RequestError
 
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # in a body: decoding stops all other threads, at this size for 0.1 s
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a body; decoding stops all other threads, for 0.1 s at this size
 MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # a name and a value for each comma and each bracket
 ELEMENTS = {"commas": ((b",",), MAX_COMMAS), "brackets": ((b"[", b"{"), MAX_BRACKETS), "texts": ((b'"',), MAX_TEXTS)}
 WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
 
 
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
-    """Refuse JSON texts with more lists, objects and numbers than any context could hold. what, param: of the error.
+    """Refuse JSON texts with more elements (lists, objects, numbers, strings) than fit into any context.
 
-    Strings count as one element each: a string that is decoded as JSON, as a call's arguments are, needs another check.
+    what: the name of the texts in the error's message. param: the error's `param`. A string is one element. So a string that
+    is decoded as JSON, such as a call's arguments, needs a check of its own. Raises RequestError 413.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
@@ -45,7 +46,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON without its strings, in pieces of some 256 KiB; a quote stands for each string within a piece."""
+    """Yield JSON without its strings, in pieces of about 256 KiB. A quote replaces each string within a piece."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
@@ -56,7 +57,7 @@ def outside_strings(text: bytes) -> Iterator[bytes]:
         is_inside ^= len(parts) % 2 == 0
 
 
-# ---- Unicode: other bodies are mended if the repair is clear, and else refused. -----------------------------------------
+# ---- Unicode: other bodies are mended if the repair is clear, and refused otherwise. ------------------------------------
 
 MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
 MOST_LEVELS = 8  # of a field's path in an error: each level is one more search
@@ -71,8 +72,8 @@ LONGEST = len(rb"\ud83d\ude00")
 def as_unicode(body: bytes) -> bytes:
     """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
 
-    JavaScript has such halves where it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
-    UTF-8: it names the first one and the field.
+    JavaScript makes such halves when it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
+    UTF-8; the error names the first such byte, and its field.
     """
     text = body.removeprefix(MARK)
     if not text.isascii():
@@ -87,7 +88,7 @@ def as_unicode(body: bytes) -> bytes:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON with U+FFFD for each lone half of a surrogate pair, at the same length."""
+    """Return JSON text of the same length, in which U+FFFD replaces each lone half of a surrogate pair."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
     escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape
@@ -100,7 +101,7 @@ def whole_characters(text: bytes) -> bytes:
 
 
 def _field_of_no_text(body: bytes) -> str:
-    """Return the path of the first value that is no UTF-8, such as `messages[1].content`; empty: it is not known."""
+    """Return the path of the first value that is not UTF-8, such as `messages[1].content`; empty if it is unknown."""
     path, value = "", body
     for _ in range(MOST_LEVELS):
         inner = _inner(value)
@@ -112,7 +113,7 @@ def _field_of_no_text(body: bytes) -> str:
 
 
 def _inner(value: bytes) -> dict[str, bytes]:
-    """Return the values of an object or a list, by the step of a path that leads to each; none if a name is no text."""
+    """Return the values in an object or a list, by the step of a path that leads to each. Empty if a name is not UTF-8."""
     try:
         if value.lstrip()[:1] == b"[":
             return {f"[{at}]": bytes(one) for at, one in enumerate(msgspec.json.decode(value, type=list[Raw]))}

@@ -1,4 +1,4 @@
-"""The log: its set-up, and a line for each request."""
+"""Sets up the log, and writes a line for each request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .api_errors import RequestError, refusal
 
 # ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
 
-FIELDS = "fields"  # of a record: values for programs, beside the message
+FIELDS = "fields"  # a record's attribute with values for programs, in addition to the message
 MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a stopped reader
 LAST_LINES = 2.0  # seconds for them when the process ends
 
 
 class TextLines(logging.Formatter):
-    """A time, the message, and the id of the request that it is about."""
+    """Formats a record of the log as text: the time, the message, and the id of the request that it is about."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
@@ -39,7 +39,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: time, level, logger, message, and the fields of the record."""
+    """Formats a record of the log as a JSON object: time, level, logger, message, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -58,7 +58,7 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 class QueuedHandler(logging.Handler):
-    """Writes lines in a separate thread: a stopped terminal must not stop the server."""
+    """Writes the log in a separate thread, so that a stopped terminal does not stop the server."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def finish(self) -> None:
-        """Write the remaining lines, if their reader takes them in time."""
+        """Write the remaining lines, but wait at most `LAST_LINES` seconds."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
@@ -94,7 +94,7 @@ class QueuedHandler(logging.Handler):
 
 
 def configure(form: str, path: str, verbose: bool) -> None:
-    """Set up the log, unless there is one. form: a key of `FORMATS`. path: of the file; empty: stderr. Raises OSError."""
+    """Set up the log, unless there is one. form: a key of `FORMATS`. path: the log's file; empty: stderr. Raises OSError."""
     if not logging.root.handlers:
         handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
         handler.setFormatter(FORMATS[form]())
@@ -106,7 +106,7 @@ logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
 MAX_ID = 128  # characters of an id that a client may send
 QUIET = ("/health", "/v1/health", "/metrics", "/slots", "/props")  # the page and monitoring programs ask every few seconds
-LOADING = "loading_model"  # the code of the error that they get while a model is loaded
+LOADING = "loading_model"  # the code of the error that these paths give while a model is loaded
 FILES = "/page/"  # a browser asks for all of them at once
 GONE = 499  # the log's status of a request whose client disconnected before its answer began
 
@@ -114,12 +114,15 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """A layer around the gate and the routes. Routes put `account` into the request's state: a function that returns figures
-    for the line. A connection that is closed to make room puts `is_quiet` there.
+    """A layer around the gate and all routes that logs a line for each request.
 
-    uvicorn cancels requests at shutdown, after its grace time: they get 503 from this layer. uvicorn itself answers 500.
+    A route may put `account` into the request's state, a function that returns figures for the line. A connection that is
+    closed to make room for others puts `is_quiet` there: its line is logged at the level DEBUG.
 
-    Nothing of a prompt or an answer reaches the log. A path is the client's own: it may name a stored answer.
+    At shutdown, uvicorn cancels requests after its grace time. They get 503 from this layer; uvicorn itself would answer
+    500.
+
+    The log has no text of prompts and answers. A line has the path, in which the client may name a stored answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -154,7 +157,7 @@ class RequestLog:
 
 
 def _given(headers: Headers) -> str | None:
-    """Return the client's id for its request, if a line of the log can contain it."""
+    """Return the client's id for its request, if the id is fit for a line of the log."""
     id = headers.get(HEADER, "")
     return id if 0 < len(id) <= MAX_ID and id.isascii() and id.isprintable() else None
 
@@ -176,5 +179,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text, escaped where it is not printable: a client's text must not forge a line."""
+    """Return a text with escapes for unprintable characters, so that a client's text cannot forge a line of the log."""
     return text if text.isprintable() else repr(text)

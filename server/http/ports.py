@@ -1,4 +1,4 @@
-"""Checks whether the addresses of a server are free, and finds who has a taken port; socket files."""
+"""Checks whether the addresses of a server are free, finds the process that has a taken port, and opens socket files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TRIED = 100  # ports after a taken one
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen at its addresses, and what would be right; "": it can, or the reason is unknown."""
+    """Return why a server cannot listen at its addresses, with a remedy; "" if it can, or if the reason is unknown."""
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 
@@ -34,7 +34,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 
 
 def _error_of(host: str, port: int) -> int:
-    """Return the number of the error that listening on a port raises; 0: none."""
+    """Return the number of the error that occurs when one listens on a port; 0 if none occurs."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -57,7 +57,7 @@ def _free_after(hosts: Sequence[str], port: int) -> int:
 
 
 def _owner(port: int) -> str:
-    """Return the process that listens on a port; "": this user may not see it, or the system has no /proc."""
+    """Return the process that listens on a port; "" if this user may not see it or the system has no /proc."""
     wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
     for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
         with suppress(OSError):
@@ -85,7 +85,10 @@ def _why_no_files(paths: Sequence[str]) -> str:
 
 
 def _why_no_file(file: Path) -> str:
-    """Return why no server can listen on a socket file; "": one can, also on the file of a server that has ended."""
+    """Return why no server can listen on a socket file; "" if one can.
+
+    The file of a server that has ended can be used again.
+    """
     if not hasattr(socket, "AF_UNIX"):
         return "this platform has no socket files"
     if not os.access(file.parent, os.W_OK | os.X_OK):
@@ -103,9 +106,10 @@ def _why_no_file(file: Path) -> str:
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """Return a socket that listens on a file, in place of an ended server's. Raises OSError.
+    """Return a socket that listens on a socket file. The file of an earlier server is replaced. Raises OSError.
 
-    backlog: connections that the system queues. Users who may write to the file may connect: the umask decides.
+    backlog: the number of connections that the system queues. Users who may write to the file may connect. The umask decides
+    who may write.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -1,8 +1,8 @@
-"""API keys, origins and hosts: who may ask.
+"""Decides by API key, host name and origin who may send requests.
 
-The key keeps other people out. The two other checks are for browsers, in which any page may send requests to localhost. A
-page may use a name of its site that now resolves to this machine (DNS rebinding), which the `Host` header shows, or ask
-across origins, which `Origin` shows. Programs send no Origin and need none.
+The key keeps other people out. The two other checks are for browsers, in which any web page may send requests to localhost.
+A page may make a name of its site resolve to this machine (DNS rebinding); the `Host` header shows that name. Or a page may
+send a request to another origin than its own; the `Origin` header shows its own. Programs send no Origin and need none.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .threads import note_client
 
 
 class Keys:
-    """The keys of a server. The time of a comparison shows neither a key nor which one it was.
+    """The API keys of a server. The time that a check takes reveals neither a key nor which key fits.
 
-    Without keys any request is admitted.
+    A server without keys admits all requests.
     """
 
     def __init__(self, keys: frozenset[str]) -> None:
@@ -40,9 +40,10 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
-        """Return the keys of --api-key and --api-key-file. Raises SettingsError for a setting that is given without a key.
+        """Return the keys from --api-key and --api-key-file.
 
-        So an empty variable of a script starts no open server.
+        Raises SettingsError if one of them is given but has no key. So a script whose variable is empty does not start
+        a server that is open to all.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -55,11 +56,11 @@ class Keys:
         return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
 
     def admit(self, headers: Headers) -> bool:
-        """Return whether a request carries a key."""
+        """Return whether a request may pass: it carries a key of this server, or the server has no keys."""
         return not self._digests or bool(self.used(headers))
 
     def used(self, headers: Headers) -> bytes:
-        """Return the key of this server that a request carries; empty: none."""
+        """Return the key of this server that a request carries; empty: the request carries none."""
         known = [key for key in _presented(headers) if self._has(key)]
         return known[0] if known else b""
 
@@ -69,7 +70,7 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return a line for the log about who may use a server without a key; empty: this machine alone, or there are keys."""
+    """Return a warning about who may use a server without keys; empty: only this machine may, or the server has keys."""
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -98,7 +99,10 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys that a request carries, as clients of OpenAI, llama-server (a bare one) and Anthropic send them."""
+    """Return the keys that a request carries, in the headers of OpenAI's, llama-server's and Anthropic's clients.
+
+    llama-server's clients may send a key without the word Bearer.
+    """
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() == "bearer":
@@ -107,7 +111,7 @@ def _presented(headers: Headers) -> list[bytes]:
 
 
 def _keys_in(path: str) -> frozenset[str]:
-    """Return the keys in a file, one a line; a line that begins with # is a comment."""
+    """Return the keys in a file with one key a line. A line that starts with # is a comment."""
     try:
         lines = [line.strip() for line in Path(path).expanduser().read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -122,11 +126,11 @@ def _keys_in(path: str) -> frozenset[str]:
 ANY, LOCAL = "*", "localhost"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
-READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read beside the usual ones
+READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read in addition to the usual ones
 
 
 class Origins:
-    """The origins of --cors-origins. `localhost` stands for each name of loopback, with any port."""
+    """The origins in --cors-origins. `localhost` stands for all names and addresses of loopback, at any port."""
 
     def __init__(self, settings: Settings) -> None:
         self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
@@ -135,16 +139,16 @@ class Origins:
         return bool(self._listed)
 
     def allow(self, origin: str) -> bool:
-        """Return whether pages of an origin may ask."""
+        """Return whether pages of this origin may send requests."""
         if ANY in self._listed or origin.lower() in self._listed:
             return True
         return LOCAL in self._listed and _is_local(origin)
 
 
 class CrossOrigin(CORSMiddleware):
-    """Answers preflights, and marks the answers that a page may read. A page may send the headers that its browser asks for.
+    """Answers browsers' preflights, and marks the answers that a page of another origin may read (CORS).
 
-    It comes before the gate: a preflight has no key.
+    A page may send any header that its browser asks for. This layer comes before `Gate`, as a preflight has no key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
@@ -162,7 +166,7 @@ class CrossOrigin(CORSMiddleware):
         return self._origins.allow(origin)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Name the headers that a page may send, also if the preflight asks for none."""
+        """Answer a preflight. The answer names headers that a page may send even if the preflight asks for none."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
         return response
@@ -177,7 +181,7 @@ def _is_local(origin: str) -> bool:
 
 
 def guards(settings: Settings) -> list[Middleware]:
-    """Return the layers that check who asks, the outermost first. Raises SettingsError."""
+    """Return the layers that check who sends a request, the outermost layer first. Raises SettingsError."""
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     return [*cross_origin, Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)]
@@ -189,12 +193,12 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request needs no check: it only reads one of OPEN_PATHS."""
+    """Return whether a request needs no check: it only reads a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
 class Gate:
-    """Answers 401, 403 and 415 before all routes, unless a request `is_open`."""
+    """Refuses requests with 401, 403 or 415 before they reach a route. A request that `is_open` is not checked."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
@@ -242,7 +246,10 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Refuse requests from pages of other origins, except a GET or HEAD without Origin: no page can read its answer."""
+        """Refuse requests from pages of other origins.
+
+        A GET or HEAD without Origin may pass, since no page can read its answer.
+        """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:
             foreign = site == "cross-site" and method not in ("GET", "HEAD")
@@ -263,7 +270,7 @@ class Gate:
 
 
 def names(host: str) -> frozenset[str]:
-    """Return the names of a server that listens on `host`."""
+    """Return the host names by which clients may call a server that listens on `host`."""
     usual = {"localhost", host.strip("[]").lower()}
     return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
 

@@ -1,11 +1,12 @@
-"""Threads for work that takes processor time, so that it delays no request that only waits for a file.
+"""Threads for work that takes processor time, and a thread for work that only waits for a disk or the engine.
 
     client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds its next call of `give_way` passes
     client b   [b1]                the turn to the first piece of the next client, and queues this piece last among its
     turns      a1 b1 a2 b1 a3 ...  own client's.
 
-So a client waits for one turn of each other client, however many pieces wait and however large they are. Work that has
-begun keeps a thread. A client with begun work begins more only while half the threads are free, so that others may begin.
+So a client waits for one turn of each other client, however many pieces they have and however large these are. A piece keeps
+a thread from its first turn to its end. A client with a running piece starts another only while half the threads are free,
+so that other clients can start theirs.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent a request, for the turns of its work. key: the server's; by any other key one client would be many."""
+    """Note who sent the current request, so that its work gets the turns of this client.
+
+    key: one of the server's own keys. With any other key, one client could pretend to be many.
+    """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. No `Exception`, which would count as a failure of the template."""
+    """Ends work whose result nobody waits for. It is no `Exception`, which would count as a failure of the template."""
 
 
 def _closed() -> RequestError:
@@ -48,7 +52,11 @@ def _closed() -> RequestError:
 
 
 class _Work(Generic[T]):
-    """Work for one client. started: it has a thread. is_disconnected: its client is. ends: the time its turn ends."""
+    """Work for one client.
+
+    started: the work has a thread. is_disconnected: the client has disconnected. ends: the time at which the work's
+    turn ends.
+    """
 
     def __init__(self, turns: Turns, client: tuple[object, ...], call: Callable[[], T]) -> None:
         self.turns, self.client, self.call = turns, client, call
@@ -58,7 +66,10 @@ class _Work(Generic[T]):
         self.ends = 0.0
 
     def disconnect(self) -> None:
-        """Note that the client disconnected: waiting work never begins, running work ends at its next `give_way`."""
+        """Note that the client has disconnected.
+
+        Waiting work never begins, and running work ends at its next `give_way`.
+        """
         self.is_disconnected = True
         if self.future.cancel():
             self.turns.drop(self)
@@ -79,16 +90,17 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
+    """Pass the turn on if this thread's work has used up its time.
 
-    Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
+    Work calls this every few milliseconds, where it can wait. Raises Disconnected if nobody waits for the result. In a
+    thread without turns, it does nothing.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
 
 
 class Turns:
-    """Does the work of many clients, one piece at a time, in turns. Safe from any thread."""
+    """Does the work of many clients in turns, one piece at a time. Any thread may use it."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -99,7 +111,7 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue work; its future has the result."""
+        """Queue a piece of work. Its `future` gets the result."""
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -110,13 +122,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Remove work that has not begun from the queue."""
+        """Remove work from the queue if it has not begun."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return at the work's next turn; at once if no other work waits."""
+        """Pass the turn on, and return when this work has its next turn. If no other work waits, return at once."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -128,7 +140,7 @@ class Turns:
     def close(self) -> None:
         """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
 
-        The futures of both raise ClientLeft.
+        The futures of this work raise Disconnected.
         """
         with self._lock:
             self._closed = True
@@ -145,13 +157,13 @@ class Turns:
         self._waiting.setdefault(work.client, deque()).append(work)
 
     def _next(self) -> None:
-        """Give the turn to the next client's work. The lock is held."""
+        """Give the turn to the work of the next client. The caller holds the lock."""
         while (work := self._pick()) is not None and not self._goes_on(work):
             pass
         self._current = work
 
     def _goes_on(self, work: _Work) -> bool:
-        """Give work the turn. False: it needs a thread, and the system gives none."""
+        """Give a piece of work its turn. False: the work needs a thread, and the system has none."""
         work.ends = perf_counter() + TURN
         if work.started:
             work.turn.release()
@@ -161,7 +173,7 @@ class Turns:
         try:
             self._threads.submit(self._do, work)
         except RuntimeError:
-            work.started = False  # so that no thread of the pool does it: the pool may have queued it
+            work.started = False  # so that no thread of the pool does the work, which the pool may have queued
             self._started.discard(work)
             work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
         return work.started
@@ -205,9 +217,9 @@ class Turns:
 
 
 class PromptThreads:
-    """Makes prompts in threads, for the event loop. Small ones take turns, and so do large ones, of up to a second each.
+    """Makes prompts in threads, for the event loop. Small prompts take turns among themselves, and so do large prompts.
 
-    room: bytes of requests that may still wait: a waiting request takes memory. num_open: prompts in work or waiting.
+    room: bytes of further large requests that may wait, as these take memory. num_open: prompts that are being made or wait.
     """
 
     def __init__(self, room: int) -> None:
@@ -215,9 +227,9 @@ class PromptThreads:
         self._small, self._large = (Turns(f"{size}-prompts") for size in ("small", "large"))
 
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` in a thread and return its result. num_bytes: of the request.
+        """Run `work` in a thread, and return its result. num_bytes: the size of the request.
 
-        If the caller is cancelled, waiting work never begins, and running work ends at its next `give_way`. Raises
+        If the caller is cancelled, waiting work never starts, and running work ends at its next `give_way`. Raises
         RequestError 503 for a large request that exceeds the room.
         """
         is_large = num_bytes >= LARGE
@@ -237,15 +249,15 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End running work, and cancel waiting work."""
+        """End running work and cancel waiting work."""
         for turns in (self._small, self._large):
             turns.close()
 
 
 class WaitingThread:
-    """One thread for all requests that wait for a disk or for the engine: many of them take no other thread.
+    """One thread for work that only waits for a disk or for the engine. Even many such requests take only this thread.
 
-    If a caller is cancelled, running work goes on, and waiting work is not run. Safe from any thread.
+    If a caller is cancelled, running work goes on, and waiting work is not run. Any thread may use it.
     """
 
     def __init__(self, name: str) -> None:
@@ -253,7 +265,10 @@ class WaitingThread:
         self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` after all earlier work, and return its result. Raises RequestError 503 once the thread is closed."""
+        """Run `work` after all earlier work, and return the result of `work`.
+
+        Raises RequestError 503 once the thread is closed.
+        """
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -261,7 +276,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait for running work to end; waiting work is not run."""
+        """Wait until the running work has ended. Waiting work is not run."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()

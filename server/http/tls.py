@@ -1,7 +1,8 @@
-"""TLS between the bytes of a socket and those of HTTP (`--ssl-key-file`, `--ssl-cert-file`).
+"""TLS between a socket and the HTTP parser (`--ssl-key-file`, `--ssl-cert-file`).
 
-`Connection` calls this filter between its socket and its parser, so its limits hold for TLS, too: a handshake is a head that
-has not come yet. asyncio's TLS has other limits, keeps 256 KiB a connection, and reports late that a client takes nothing.
+`Connection` calls this filter between its socket and its parser, so the limits of `Connection` also hold for TLS: a
+handshake counts as a part of the head. asyncio's own TLS has other limits, keeps 256 KiB for each connection, and reports
+late that a client reads nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..config.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of a server's connections; None: plain HTTP. Raises SettingsError."""
+    """Return the TLS context of the server's connections; None for plain HTTP. Raises SettingsError."""
     files = {"--ssl-key-file": settings.ssl_key_file, "--ssl-cert-file": settings.ssl_cert_file}
     if not any(files.values()):
         return None
@@ -42,7 +43,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 class TlsFilter:
-    """TLS of one connection, on the side of the server."""
+    """The server's side of TLS for one connection."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
@@ -51,9 +52,10 @@ class TlsFilter:
         self._has_met = False  # the handshake is done
 
     def received(self, data: bytes, most: int) -> Iterator[bytes]:
-        """Take bytes of the socket, and yield bytes of HTTP, at most `most` at a time; b"": the client sends no more.
+        """Take bytes from the socket, and yield the bytes of HTTP, at most `most` at a time.
 
-        Raises ssl.SSLError: the client speaks something else.
+        b"" means that the client will send no more. Raises ssl.SSLError for a client that does not speak TLS, or no version
+        of it that the server accepts.
         """
         self._incoming.write(data)
         with suppress(ssl.SSLWantReadError):
@@ -65,7 +67,7 @@ class TlsFilter:
             yield b""
 
     def sealed(self, data: bytes | bytearray) -> bytes:
-        """Return bytes for the socket: TLS's own messages, and the given bytes of HTTP unless TLS has failed."""
+        """Return the bytes for the socket: TLS's own messages, and the encrypted bytes of HTTP unless TLS has failed."""
         view = memoryview(data)
         with suppress(ssl.SSLError):
             while view:
@@ -73,7 +75,7 @@ class TlsFilter:
         return self._outgoing.read()
 
     def end(self) -> bytes:
-        """Return TLS's closing message: no more bytes follow."""
+        """Return TLS's closing message for the socket."""
         with suppress(ssl.SSLError):
             self._object.unwrap()
         return self._outgoing.read()

@@ -1,10 +1,11 @@
-"""Files that clients attach to a chat: read like those of a folder, and kept for a while if they are to be searched.
+"""Files that clients attach to a chat. They are read like files of --docs, and those to be searched are kept for a while.
 
-Each file has its own folder, reading process and index: nothing of a file, not even the frequency of its words, affects the
-search of another. There are three queues, each with turns for its clients; long work does not stop short work:
+Each file has its own folder, reading process and index. So nothing of a file, not even the frequency of its words, affects
+the search in another file. There are three queues, so that long work does not delay short work. In each queue the clients
+take turns:
 
     quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
-    slow    a2 ...              files that took longer, read again, for as long as a file of a folder may take
+    slow    a2 ...              files that took longer: they are read again, with the time limit of a file of --docs
     vectors a1 b1 a2 a1 ...     kept files, in the gaps between requests: a batch of documents at a time
 """
 
@@ -54,16 +55,17 @@ NO_VECTORS = (np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
 
 
 class Attachment:
-    """One file and its index, in their own folder. Any thread may use it after `read`.
+    """One attached file and its index, in their own folder. Any thread may use the object after `read`.
 
-    name: without control characters. size: bytes of the file. letters, tokens: of the text. num_bytes: on disk. left_out:
-    letters dropped on purpose, by kind. scope, used: of a kept file, the scope and the time of the last use in monotonic
-    seconds. state: embedding, ready, or failed with an `error`. num_vectors: so far. num_embedded: documents that get a
-    vector. embedding: the model that made the vectors, once all are there.
+    name: the file's name, without control characters. size: bytes of the file. letters, tokens: the length of its text.
+    num_bytes: bytes that the folder takes on disk. left_out: letters of the file that were dropped on purpose, by kind.
+    scope: the scope that may search a kept file. used: the time of the last use of a kept file, in monotonic seconds.
+    state: `embedding`, `ready`, or `failed` with an `error`. num_vectors: vectors that are computed so far.
+    num_embedded: documents that get a vector. embedding: the model that made the vectors; None until all are computed.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
-        """Write the file. Raises OSError, sqlite3.Error."""
+        """Write the file and an empty index to the disk. Raises OSError, sqlite3.Error."""
         self.id, self.name, self.size = f"file-{secrets.token_hex(12)}", name, len(data)
         self.letters = self.tokens = self.num_bytes = 0
         self.left_out: Mapping[str, int] = {}
@@ -86,9 +88,9 @@ class Attachment:
         return PurePosixPath(self.name).suffix.lower().removeprefix(".") or "txt"
 
     def read(self, seconds: float) -> None:
-        """Read the file in a process. seconds: of processor time, at most.
+        """Read the file in a process of its own. seconds: the most processor time that this may take.
 
-        Raises Unreadable, SlowError, sqlite3.Error, EndedError.
+        Raises Unreadable, SlowError after these seconds, sqlite3.Error, EndedError after `stop`.
         """
         with self._lock:
             if self._over.is_set():
@@ -112,16 +114,17 @@ class Attachment:
             self._measure()
 
     def parts(self) -> Iterator[FilePart]:
-        """Yield the text in parts, each with its place, in order."""
+        """Yield the parts of the file's text in order, each with its place in the file."""
         first = 1
         while batch := self.store.parts(self.name, first, first + BATCH - 1):
             yield from batch
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the documents in the gaps between requests, in the turns of this thread's client.
+        """Compute the vectors of the file's documents while no request runs, in the turns of this thread's client.
 
-        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, ClientLeft.
+        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, and
+        Disconnected after `stop`.
         """
         if suits(self.store, embedding.language):
             numbers = [0]
@@ -134,7 +137,7 @@ class Attachment:
         self.state = READY
 
     def _wait_for_gap(self, embedding: Embedding) -> None:
-        """Wait until the engine is idle and it is this file's turn. Raises ClientLeft if the work is to end."""
+        """Wait until the engine is idle and it is this file's turn. Raises Disconnected if the work is to end."""
         give_way()
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
@@ -142,14 +145,14 @@ class Attachment:
             raise Disconnected
 
     def fail(self, error: str) -> None:
-        """Note why the file has no vectors. It is still searched by words."""
+        """Note why the file has no vectors. A search by words still works."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search the file by words, and with `embed` also by vectors, which are read anew for each search.
+        """Search the file by words, and with `embed` also by vectors. Each search reads the vectors from the index.
 
         Raises sqlite3.ProgrammingError for a removed file.
         """
@@ -162,12 +165,11 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End the reading of the file and the work on its vectors, or keep both from starting."""
+        """End the reading of the file and the work on its vectors. Neither can start after this."""
         self._over.set()
         self._reader.interrupt()
 
     def remove(self) -> None:
-        """Delete the file and its index."""
         self.stop()
         with self._lock:
             self.store.close()
@@ -175,9 +177,9 @@ class Attachment:
 
 
 class Attachments:
-    """Reads files, and keeps each file that is to be searched for one scope. It belongs to the event loop.
+    """Reads attached files, and keeps those to be searched, each for one scope. Used on the event loop alone.
 
-    num_read, num_failed: files that were read, and files that could not be. num_searches: in kept files.
+    num_read: files that were read. num_failed: files that could not be read. num_searches: searches in kept files.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -202,19 +204,22 @@ class Attachments:
 
     @property
     def num_vectors(self) -> int:
-        """The number of vectors of kept files."""
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
-        """Also search by vectors of this model, in files kept from now on. Vectors of another model no longer count."""
+        """Compute vectors with this model for files that are kept from now on.
+
+        Vectors of an earlier model are no longer used.
+        """
         self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to the disk; the caller has to `read` and `release` it. name: from the client.
+        """Write a file to the disk. The caller then has to `read` and `release` it. name: the name that the client gave.
 
-        Raises RequestError: 400 empty, 413 too large, 503 no room among waiting files or on the disk.
+        Raises RequestError: 400 for an empty file, 413 for one that is too large, 503 if too many files wait or the
+        disk is full.
         """
         name = Folder(Path()).shown((PurePosixPath(name.replace("\\", "/")).name[-MAX_NAME:] or "file",))
         if not data:
@@ -239,7 +244,7 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Read a file, in its client's turn. Raises RequestError, 400 for a file that cannot be read."""
+        """Read a file in its client's turn. Raises RequestError: 400 for a file that cannot be read."""
         try:
             try:
                 await self._in_turn(self._quick, file, QUICK)
@@ -255,7 +260,7 @@ class Attachments:
         self.num_read += 1
 
     def release(self, file: Attachment) -> None:
-        """Remove a file, unless it is kept."""
+        """Remove a file, unless it is kept for searches."""
         self._free(file.size)
         self._taken.discard(file)
         if self._kept.get((file.scope, file.id)) is not file:
@@ -278,7 +283,10 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder of this server's files. Files of a killed server are deleted. Raises OSError, FolderError."""
+        """Return the folder for the files of this server. Files of a killed server are deleted.
+
+        Raises OSError and FolderError.
+        """
         with self._opening:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
@@ -289,10 +297,11 @@ class Attachments:
     # ---- keeping and searching -------------------------------------------------------------------------------------
 
     def keep(self, scope: str, file: Attachment) -> None:
-        """Keep a read file for the chats of a scope. Raises RequestError when the server shuts down.
+        """Keep a file for the chats of a scope. The file must have been read.
 
-        The file is searched by words at once, and by vectors once they are there. Too many files drop the least recently
-        used: first of this scope, if it has too many, then of the scope that takes most of the disk.
+        Raises RequestError when the server shuts down. The file can be searched by words at once, and by vectors once all
+        are computed. If there are too many files, the least recently used file is removed: one of this scope if the scope
+        has too many files, otherwise one of the scope that takes most of the disk.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -309,7 +318,10 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a kept file of a scope; this counts as a use. where: the field of the id. Raises RequestError 404."""
+        """Return a kept file of a scope, and note its use. where: the request's field with the id.
+
+        Raises RequestError 404.
+        """
         self._forget_old()
         file = self._kept.get((scope, id))
         if file is None:
@@ -324,16 +336,17 @@ class Attachments:
         self._remove(scope, id)
 
     def stages(self, file: Attachment) -> tuple[str, ...]:
-        """Return the stages of a search in a file: by words, and also by vectors once all of them are there."""
+        """Return the stages of a search in a file: by words, and also by vectors once all are computed."""
         return (LEXICAL, FUSED) if self._has_vectors(file) else (LEXICAL,)
 
     def _has_vectors(self, file: Attachment) -> bool:
         return file.embedding is not None and file.embedding is self._embedding
 
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
-        """Return the last stage of a search in each file, by id. One file at a time: memory has the vectors of one only.
+        """Search the files, one after another, and return the last stage of each search by the file's id.
 
-        Raises RequestError: 404, and for a search by missing vectors alone.
+        Memory thus has the vectors of only one file at a time. Raises RequestError: 404 for a file that is not kept, 400 or
+        503 for a search by vectors alone in a file without vectors.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:
@@ -355,7 +368,7 @@ class Attachments:
         return found
 
     def _check_vectors(self, file: Attachment) -> None:
-        """Raise RequestError for a file without vectors, if only these are to be searched: 503 if they are still to come."""
+        """Raise RequestError for a file without vectors: 503 while they are computed, else 400."""
         if self._has_vectors(file):
             return
         wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
@@ -366,7 +379,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. After a failure the file is searched by words."""
+        """Compute the vectors of a file, in a thread of `_vectors`.
+
+        If this fails, searches by words still find the file.
+        """
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -390,13 +406,13 @@ class Attachments:
         self._threads.submit(self._kept.pop((scope, id)).remove)
 
     def stop(self) -> None:
-        """End all reading; take no more files."""
+        """Stop all reading, and accept no more files."""
         self._is_stopped = True
         for file in (*tuple(self._taken), *tuple(self._kept.values())):
             file.stop()
 
     def close(self) -> None:
-        """Delete all files. No request may come after this."""
+        """Delete all files. No request may come after this call."""
         self.stop()
         for turns in (self._quick, self._slow, self._vectors):
             turns.close()
@@ -414,7 +430,10 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches, in turn by rank: scores of different searches do not compare."""
+    """Return the first hits of several searches: first the best hit of each search, then the second hits, and so on.
+
+    The searches take turns because scores of different searches cannot be compared.
+    """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
         first.setdefault(hit.chunk.id, hit)
@@ -426,7 +445,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the known vector of a query, the same for each file."""
+    """Return the vector of a query, which is computed once for all files."""
     return vector
 
 

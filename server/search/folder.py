@@ -1,4 +1,4 @@
-"""The indexed folders of this server: opened, watched, indexed again."""
+"""The folders of --docs and their index: opened, watched for changes, and indexed again."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", 
 NICENESS = 10  # so that the engine's threads get a core first
 POLL = 0.02  # seconds between two checks whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
-REST, LONGEST_REST = 4.0, 10.0  # pause after a scan of the folders: times its duration, and the most seconds
+REST, LONGEST_REST = 4.0, 10.0  # the pause after a scan: a multiple of the scan's duration, and at most so many seconds
 RETRY_AFTER = 30.0  # seconds until failed work is tried again
 UNUSED = 90  # days without a server until an index is removed
 
 
 class DocumentPrefetch(Protocol):
-    """Documents that are prefilled before any question: their number so far, and their tokens."""
+    """The prefill of documents before any question.
+
+    num_documents, num_tokens: documents prefilled so far, and their tokens.
+    """
 
     num_documents: int
     num_tokens: int
 
-    def shown(self) -> dict[str, int | bool]:
-        """Return the progress as JSON."""
-        ...
+    def shown(self) -> dict[str, int | bool]: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """Folders that one scope may search. It belongs to the event loop; any thread may use its index.
+    """The folders of --docs, which one scope may search. Used on the event loop alone; any thread may use its index.
 
-    top_k: the default number of hits. questions: suggested to readers; empty: questions from headings. watcher: keeps the
-    index up to date. lock: the descriptor of the index's lock. offers: whether `advice` may name a way to vectors.
-    num_searches: started so far. prefixes: of likely prompts, with --read-ahead.
+    top_k: the default number of hits. watcher: keeps the index up to date. lock: the file descriptor of the index's lock.
+    questions: suggestions for readers; empty: they are made from headings. offers: whether `advice` may suggest an embedding
+    model. num_searches: searches that were started. prefixes: the prefill of --read-ahead; None without --read-ahead.
     """
 
     index: Index
@@ -80,21 +81,21 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. Vectors in clusters add a provisional stage."""
+        """The stages of a search, in order. An index with clusters of vectors has a provisional stage."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """What would add vectors to documents without vectors; empty: they have some, or no vectors are wanted."""
+        """Advice on how to get vectors; empty: the documents have vectors, or the user wants none."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to start with; those from headings are known once all files are read."""
+        """Questions to suggest to readers. Questions from headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -102,17 +103,19 @@ class FolderIndex:
         return self.index.folders
 
     def search(self) -> Search:
-        """Start a search."""
         self.num_searches += 1
         embedding, reranking = self.embedding, self.reranking
         return self.index.search(embedding.query if embedding else None, reranking.scores if reranking else None)
 
     async def ask(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return the result of `work`, run in a thread of the index."""
+        """Run `work` in a thread of the index, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
-        """Raise RequestError 403 for a scope that may not search these documents. where: the scope's field."""
+        """Raise RequestError 403 for a scope that may not search these documents.
+
+        where: the request's field with the scope.
+        """
         if scope != self.scope:
             raise RequestError(
                 f"{where}: the documents of this server belong to another scope: --docs-scope names it",
@@ -129,15 +132,15 @@ class FolderIndex:
 
 
 def _question(heading: str) -> str:
-    """Return a question about a heading. A search ignores all words that it adds."""
+    """Return a question about a heading. All words that this adds are ignored by a search."""
     return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
 class FolderWatcher:
-    """Keeps an index up to date in its own threads: files first, then vectors in the gaps between requests.
+    """Keeps an index up to date in its own threads. It first reads files, then computes vectors while no request runs.
 
-    state: opening, reading, embedding, ready or failed; any thread may read it. error: of the last failure. watches: notice
-    changes of files. is_busy: whether the engine computes for a request.
+    state: opening, reading, embedding, ready or failed; any thread may read it. error: the reason of the last failure.
+    watches: whether changes of files are noticed. is_busy: returns whether the engine computes for a request.
     """
 
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
@@ -150,7 +153,10 @@ class FolderWatcher:
         self._on_read: Callable[[], None] = lambda: None
 
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
-        """Start to work. on_read: called in a thread whenever all files are read; vectors may still be missing."""
+        """Start the threads.
+
+        on_read: called in a thread whenever all files have been read; vectors may still be missing.
+        """
         self._on_read = on_read
         self.refresh()
         jobs = [("docs", self._work), *([("docs-watch", self._watch)] if self._watches else [])]
@@ -159,20 +165,23 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Compare the folders with the index soon, after the current work. The index is not ready until then."""
+        """Compare the folders with the index soon, after the current work.
+
+        Until then the index does not count as ready.
+        """
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
                 self.state = READING
 
     def stop(self) -> None:
-        """End all work soon."""
+        """Tell all threads to end soon."""
         self._stopping.set()
         self._wanted.set()
         self._index.interrupt()
 
     def close(self) -> None:
-        """End all work, and wait for the threads."""
+        """End all threads, and wait for them."""
         self.stop()
         for thread in self._threads:
             thread.join()
@@ -197,7 +206,7 @@ class FolderWatcher:
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date as far as possible. False: it failed, and has to be tried again."""
+        """Bring the index up to date as far as possible. False: this failed, and must be tried again."""
         try:
             if self._read():
                 self._on_read()
@@ -217,7 +226,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Take the state at the end of the work. False: a new scan of the folders is wanted by now."""
+        """Set the state at the end of the work. False: another scan of the folders is already wanted."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -240,7 +249,7 @@ class FolderWatcher:
         return True
 
     def _embed(self) -> bool:
-        """Embed the documents without vectors, in gaps. False: the work was stopped, or files have changed."""
+        """Compute missing vectors of documents, in the gaps between requests. False: stopped, or files have changed."""
         while self._gap_comes():
             if not self._index.embed_some():
                 return True
@@ -253,13 +262,12 @@ class FolderWatcher:
         return not self._stopping.is_set()
 
     def _gap_comes(self) -> bool:
-        """Wait until the engine is idle. False: the work has to stop, or files come first."""
+        """Wait until the engine is idle. False: the work has to stop, or files must be read first."""
         while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
             self._wanted.wait(POLL)
         return not gives_up
 
     def _log_progress(self) -> None:
-        """Log the progress every `EVERY` seconds."""
         if monotonic() - self._logged > EVERY:
             self._logged, now = monotonic(), self._index.progress
             numbers = (now.files - now.files_left, now.files, now.vectors, now.chunks - now.by_words)
@@ -279,7 +287,7 @@ BY_DEFAULT = (
 
 
 def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
-    """Open the index of --docs; None without --docs. Raises SettingsError, FolderError.
+    """Open the index of --docs; return None without --docs. Raises SettingsError and FolderError.
 
     is_busy: as in `FolderWatcher`.
     """
@@ -317,7 +325,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
 
 
 def check_read_ahead(settings: Settings, model: Model) -> None:
-    """Raise SettingsError for --read-ahead if nothing could be read ahead."""
+    """Raise SettingsError if --read-ahead is given and nothing could be prefilled."""
     hindrances = {
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
@@ -328,7 +336,7 @@ def check_read_ahead(settings: Settings, model: Model) -> None:
 
 
 def real_paths(settings: Settings) -> list[str]:
-    """Return the paths of --docs without links. Raises SettingsError for one that is not there."""
+    """Return the paths of --docs with all links resolved. Raises SettingsError if a path does not exist."""
     try:
         return [str(Path(path).expanduser().resolve(strict=True)) for path in settings.docs.split("\n") if path]
     except FileNotFoundError as error:
@@ -338,9 +346,10 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of indexes, which have the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes, which contain the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    A user without a usable cache folder gets a temporary one, removed at the end of the process.
+    If --docs-db is not given and the user has no usable cache folder, the folder is a temporary one. It is removed at the
+    end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -361,7 +370,10 @@ def _temporary_folder() -> Path:
 
 
 def remove_temporary_folder() -> None:
-    """Remove the folder of a user without a cache, if there is one: a signal that ends the process calls no `atexit`."""
+    """Remove the temporary folder of `index_folder`, if there is one.
+
+    When a signal ends the process, `atexit` does not run.
+    """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)
 
@@ -372,12 +384,12 @@ def bundled_folder() -> Path:
 
 
 def _name(paths: list[str], embedder: str) -> str:
-    """Return a name for the index of folders; each embedder has another."""
+    """Return a name for the index of these paths. Each embedding model has an index of its own."""
     return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
-    """Return a free file for an index of `paths`, and the descriptor of its lock. Raises OSError if servers have all."""
+    """Return a file for an index of `paths` that no server uses, and the descriptor of its lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return (database := place.with_suffix(".db")), lock_index(database, paths)
@@ -385,7 +397,7 @@ def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the indexes that no server used for `UNUSED` days: they have the text of folders."""
+    """Remove the indexes that no server has used for `UNUSED` days, since they contain the text of folders."""
     try:
         for gone in remove_unused(folder, time() - UNUSED * 86_400):
             size = gone.num_bytes / 2**20

@@ -1,4 +1,4 @@
-"""From a chat's question to its passages, and from an answer to its citations."""
+"""Finds the documents for a chat's question, and the citations in an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..formats.answer import AnswerReader, ContentText
 from ..http.api_errors import RequestError
 from .folder import EMBEDDING, READY, FolderIndex
 
-MOST = 1000  # citations of an answer by ids, and as many by words: they are found in the event loop
+MOST = 1000  # citations of an answer by ids, and as many by words, since they are found in the event loop
 QUOTED_WORDS = 5  # words of the shortest quotation
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")
@@ -40,7 +40,10 @@ FREQUENT = frozenset(word for words in WORDS.values() for word in words.split())
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A span of an answer, in characters, and the id of the cited document. quote: by its words; else by its id."""
+    """A citation in an answer. id: the cited document. start, stop: the span in the answer, in characters.
+
+    quote: the answer quotes words of the document; otherwise it names the document's id.
+    """
 
     id: str
     start: int
@@ -61,7 +64,8 @@ class _Word(NamedTuple):
 class Sources:
     """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
 
-    questions: of the chat. Words of a question prove nothing: an answer may repeat them, and a document may have them.
+    questions: the questions of the chat. A quotation needs a word that is in no question, as an answer may repeat the
+    words of a question.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -75,12 +79,12 @@ class Sources:
                 self._places.setdefault(_key(words[first : first + QUOTED_WORDS]), (at, first))
 
     def cited(self, text: str) -> list[Citation]:
-        """Return the citations of an answer, in order."""
+        """Return the citations of an answer, in the order of the text."""
         found = [*islice(self._named(text), MOST), *islice(self._quoted(text), MOST)]
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield the ids in brackets: an id alone with its brackets, several ids each without."""
+        """Yield a citation for each id in brackets. The span has the brackets only if one id is alone in them."""
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -104,7 +108,7 @@ class Sources:
             at += length
 
     def _is_new(self, word: str) -> bool:
-        """Return whether a word is neither frequent nor in a question."""
+        """Return whether a word is neither frequent nor part of a question."""
         return word not in FREQUENT and self._asked.isdisjoint(stems(word, "en"))
 
 
@@ -117,7 +121,7 @@ def _key(words: Sequence[str]) -> str:
 
 
 def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
-    """Return how many words are the same from position `at` of one text and `first` of the other."""
+    """Return how many words are equal, from position `at` of one text and from `first` of the other."""
     most = min(len(words) - at, len(others) - first)
     return next((n for n in range(most) if words[at + n] != others[first + n]), most)
 
@@ -129,9 +133,10 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders and one page of files: at most `limit`, by path, after the path `after`.
+    """Return the folders, and one page of their files in the order of their paths.
 
-    Reads the index.
+    after: the page starts after this path. limit: the most files of a page. It reads the index, so call it in a thread
+    of the index.
     """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
@@ -162,7 +167,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return the progress of an index as a field of an answer; no field for an index that is up to date."""
+    """Return the field `index` of an answer, with the progress of the index. An index that is up to date adds no field."""
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -175,7 +180,7 @@ def _is_in(folder: Folder, path: str) -> bool:
 
 
 def _progress(folder_index: FolderIndex) -> Fields:
-    """Return the progress of the index: in documents while vectors are computed, else in files."""
+    """Return the progress of the index: in documents while vectors are computed, and otherwise in files."""
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
@@ -191,7 +196,10 @@ def _file(file: StoredFile) -> Fields:
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
-    """Return a document with its text and its neighbours in the file. Reads the index. Raises RequestError 404."""
+    """Return a document with its text and its neighbours in the file. Raises RequestError 404.
+
+    It reads the index, so call it in a thread of the index.
+    """
     around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
     if own is None:
@@ -206,13 +214,16 @@ def _text(chunk: StoredChunk) -> Fields:
 
 
 def place_of(chunk: StoredChunk) -> Fields:
-    """Return the first place of a document."""
+    """Return the first place of a document in the files."""
     place = chunk.places[0]
     return {"path": place.path, "page": place.page, "start": place.start, "stop": place.stop}
 
 
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
-    """Return the hits of a search as JSON, in rank. A hit in an attached file has its text: the file may be gone soon."""
+    """Return the hits of a search as JSON, the best first.
+
+    A hit in an attached file has its text, because the file may be gone soon. with_text: give all hits their text.
+    """
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
         | ({"text": hit.chunk.text} if with_text or hit.file else {})
@@ -228,9 +239,10 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The hits of a chat's search. index: the progress of the index, if it was not up to date.
+    """The hits of a chat's search. index: the fields of `index_state`.
 
-    left_out: the number of hits dropped for their scores. files: the last stage of the search in each attached file.
+    left_out: the number of hits that were dropped because their scores were too low. files: a report of the search in
+    each attached file.
     """
 
     hits: Sequence[Hit]
@@ -240,7 +252,7 @@ class SearchReport:
 
     @property
     def fields(self) -> Fields:
-        """The fields of the report without the hits."""
+        """The fields of the report, without the hits."""
         return {"left_out": self.left_out, **({"files": self.files} if self.files else {}), **self.index}
 
 
@@ -250,9 +262,10 @@ Found = SearchReport | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerSources:
-    """The sources of an answer. found: ids of the documents from the search, in rank. retrieved: the same for the client.
+    """The sources of an answer. found: the ids of the documents that the search found, in order of rank.
 
-    sources: all documents of the prompt. reader: makes readers of an answer. about: more fields of the report.
+    retrieved: these documents as JSON for the client. sources: finds citations of all documents in the prompt. reader:
+    makes a reader of an answer's text. about: further fields of the report.
     """
 
     found: Sequence[str]
@@ -263,7 +276,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat. Call it in a thread: the time grows with the documents."""
+        """Make the sources of a chat. Call it in a thread, since long documents take time."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -271,7 +284,10 @@ class AnswerSources:
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
-        """Return the fields of the report. text: the model's; the spans of citations are positions in its content."""
+        """Return the fields of the report. text: the text that the model generated.
+
+        The spans of citations are positions in the content, without reasoning and tool calls.
+        """
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
         content = "".join(fragment.text for fragment in fragments if isinstance(fragment, ContentText))
@@ -289,9 +305,9 @@ Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 
 
 class StagePrefetch:
-    """Passes the documents of a stage to `prefill` if they are new. A later stage wins.
+    """Passes the documents of a search's stage to `prefill` if they are new. A later stage cancels an earlier stage.
 
-    delay: seconds that a stage has to last: a prompt does not pay for a search that is about to end.
+    delay: seconds that a stage must last before its documents are passed. So no prefill starts for a search that ends soon.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -301,7 +317,10 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, which computes the text before all documents. The first documents passed to `prefill` cancel it."""
+        """Start `front`, which computes the text before all documents.
+
+        `front` is cancelled when documents are passed to `prefill`.
+        """
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
@@ -315,7 +334,7 @@ class StagePrefetch:
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
-        """Pass no more documents. Prompts that are already submitted are still computed."""
+        """Pass no more documents to `prefill`. Prompts that are already submitted are still computed."""
         for task in (self._front, self._task):
             if task is not None:
                 task.cancel()
@@ -333,7 +352,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that only saves time: an error is no more than a line of the log."""
+    """Do work that only saves time. If it fails, the error is only logged."""
     try:
         await work()
     except RequestError as error:
@@ -344,15 +363,16 @@ async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class ChatToCome(ChatRequest, frozen=True, kw_only=True):
-    """The body of a chat completion without its last question."""
+    """The body of a chat completion whose last question is still to come."""
 
     messages: list[dict[str, JsonValue]] = field(default_factory=list)
 
 
 class SearchRequest(Struct, frozen=True, kw_only=True):
-    """`POST /v1/search`. stream: an event for each stage. speculate: a name for the turn whose documents are computed ahead.
+    """The body of `POST /v1/search`. stream: answer with an event for each stage.
 
-    chat: of this turn; without it, the conversation of the same name, else a new chat.
+    speculate: a name for a chat's next turn, for which the documents of each stage are prefilled. chat: the chat of this
+    turn; without `chat`, the stored conversation of the same name, else a new chat.
     """
 
     query: str
@@ -366,7 +386,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     cache_scope: str = ""
 
     def check(self) -> None:
-        """Raise RequestError for a scope that has a NUL or is too long."""
+        """Raise RequestError for a scope that has a NUL character or is too long."""
         check_scope(self.cache_scope, "cache_scope")
 
 
@@ -374,9 +394,9 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 
 
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
-    """Return the query of a chat: the one that it names, or the last question. Raises RequestError if there is neither.
+    """Return the query of a chat: `retrieval.query`, else the last question. top_k: the default number of hits.
 
-    None: the chat goes on with tool results alone, and its question has documents already. top_k: the default.
+    None: the chat has tool results and no question. Raises RequestError for a chat that has neither.
     """
     wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
@@ -386,12 +406,12 @@ def query_of(asked: ChatRequest, top_k: int) -> Query | None:
 
 
 def wish_of(asked: ChatRequest) -> Retrieval:
-    """Return how the documents of a chat are searched."""
+    """Return the options of a chat's search: its `retrieval`, or the defaults."""
     return asked.retrieval if isinstance(asked.retrieval, Retrieval) else Retrieval()
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError for a search by vectors alone in a folder without vectors."""
+    """Raise RequestError if the client wants a search by vectors alone and the documents have no vectors."""
     if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
         where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
@@ -413,7 +433,6 @@ def _last_question(asked: ChatRequest) -> str | None:
 
 
 def _text_in(content: object) -> str:
-    """Return the text of a message's content."""
     parts = content if isinstance(content, list) else [content]
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return "\n".join(text for text in texts if isinstance(text, str))
@@ -425,16 +444,16 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return the first hits, at least one, that have at most `room` tokens together.
+    """Return the first hits that together have at most `room` tokens, but at least one hit.
 
-    length: returns the tokens of a document in the prompt; the index only estimates them.
+    length: returns the exact number of tokens of a document in the prompt; the index has only estimates.
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat before its last question gets documents; None: the last message is no question."""
+    """Return a chat without the documents of its last question; None: its last message is no question."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
@@ -442,9 +461,9 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat with documents added to its last question, after those that the client sent.
+    """Return a chat with the found documents added to its last question, after documents that the client sent.
 
-    Without a question the last tool result gets them.
+    In a chat without a question, the last tool result gets the documents.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

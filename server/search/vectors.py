@@ -1,4 +1,4 @@
-"""The embedding and the reranking model, each with its own thread: queue, batches, texts."""
+"""The embedding model and the reranking model. Each has a queue of texts, and a thread that computes them in batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ NICENESS = 10  # so that the engine's threads get a core first
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request. vectors: of the first texts, so far. num_taken: texts in a batch so far."""
+    """The texts of one request, as tokens. vectors: the vectors that are computed so far, in the order of the texts.
+
+    num_taken: the number of texts that have been put into a batch.
+    """
 
     texts: Sequence[np.ndarray]
     vectors: list[np.ndarray] = field(default_factory=list)
@@ -54,9 +57,9 @@ class VectorJob:
 
 @dataclass(slots=True)
 class Computed:
-    """Counts of texts that became vectors or scores, of their tokens, of steps, and of loads after a sleep.
+    """Counts of computed texts and their tokens, of calls of the model (`steps`), and of loads after the model was unloaded.
 
-    in_memory: models in memory now.
+    in_memory: the number of models in memory now.
     """
 
     texts: int = 0
@@ -73,16 +76,16 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes texts of several requests in turn, one call of the embedder at a time. Safe from any thread.
+    """Computes vectors for the texts of requests. The requests take turns, text by text. Any thread may use it.
 
-    A request of one text waits for at most one call, however many texts wait before it. Texts in gaps wait until no other
+    So a request of one text need not wait for all texts of an earlier request. Texts with `in_gaps` wait until no other
     texts do.
 
-    The thread lives only while texts wait: OpenMP keeps workers for each thread, and they would slow the engine's workers.
-    While the engine generates, the thread computes on one core.
+    The thread lives only while texts wait. OpenMP keeps workers for each thread, and these would slow the engine's
+    workers. While the engine generates, the thread computes on one core.
 
-    is_busy: whether the engine generates; called in the queue's thread. sleep_after: seconds without a text until the
-    embedder is unloaded; 0: only on request. computed: in total.
+    is_busy: returns whether the engine generates; called in the queue's thread. sleep_after: seconds without a text
+    after which the embedder is unloaded; 0: it is unloaded only on request. computed: the counts since the start.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
@@ -99,11 +102,14 @@ class VectorQueue:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the embedder is unloaded, if no text comes."""
+        """Seconds until the model is unloaded if no text comes."""
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Unload the embedder after so many seconds without a text. The next text loads it, and resets the seconds."""
+        """Unload the embedder after so many seconds without a text.
+
+        The next text loads it, and restores the usual seconds.
+        """
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
             if self._thread is None:
@@ -111,7 +117,7 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the embedder at once, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once, unless it computes. Return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
@@ -123,9 +129,10 @@ class VectorQueue:
         return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
-        """Queue texts (int32, at least one). The future gets the result of `EmbeddingModel.vectors`; cancel it to drop them.
+        """Queue at least one text, as int32 tokens. The future gets the results of `EmbeddingModel.vectors`.
 
-        in_gaps: the texts give way to all others. Raises RequestError once the queue is closed.
+        To drop the texts, cancel the future. in_gaps: these texts wait until no other texts do. Raises RequestError once the
+        queue is closed.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -139,7 +146,7 @@ class VectorQueue:
         return job.future
 
     def close(self) -> None:
-        """Fail the waiting texts, and wait for the thread."""
+        """Fail the texts that wait, and wait for the thread."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
@@ -188,7 +195,7 @@ class VectorQueue:
                     job.future.set_result(job.vectors)
 
     def _take(self) -> Batch:
-        """Take one text of each job in turn, as many as a call takes. An empty batch ends the thread."""
+        """Take one text of each job in turn, up to the size of a call. An empty batch ends the thread."""
         batch: Batch = []
         room = self._embedder.limit
         with self._lock:
@@ -213,7 +220,6 @@ class VectorQueue:
         return batch
 
     def _drop(self, batch: Batch, error: RequestError) -> None:
-        """Fail the requests of a batch."""
         jobs = {job for job, _ in batch}
         with self._lock:
             self._jobs, self._in_gaps = (
@@ -225,7 +231,10 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer for the embedder's sleep, and its end. It runs only if the embedder is loaded and may sleep."""
+        """Return the timer that unloads the model, and the timer's end.
+
+        It runs only if the model is loaded and may sleep.
+        """
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -233,7 +242,7 @@ class VectorQueue:
         return timer, perf_counter() + self._seconds
 
     def _fall_asleep(self) -> None:
-        """Unload the embedder, if no other thread uses it; runs in its own thread."""
+        """Unload the model if no other thread uses it. Runs in a thread of its own."""
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
@@ -259,12 +268,13 @@ def _fail(job: VectorJob, error: RequestError) -> None:
 def tokens_of(
     embedder: EmbeddingModel, given: object, name: str, *, cut: Literal["start", "end"] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tokens of each text, int32, with its place in the body. Raises RequestError.
+    """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
 
-    given: a text, a list of ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these. name: of
-    the field. Only a text alone gets the tokens that the model expects around it; ids stay as they are. cut: the end at
-    which the caller cuts a text that is too long; None: the caller refuses it. Only the first tokens are made of a text
-    whose end will be cut, and of a text to be refused with more than `MOST_COUNTED` letters.
+    given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these.
+    name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay as they are.
+    cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. For two kinds of
+    texts only the first tokens are made: texts whose end will be cut, and texts of more than `MOST_COUNTED` letters that
+    will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -278,7 +288,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object that has one, else the object."""
+    """Return the text of an object that has a text; otherwise return the object."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -298,9 +308,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. It belongs to the event loop.
+    """An embedding or reranking model. Used on the event loop alone, except for the methods that say otherwise.
 
-    name: of the model, in answers. num_open: requests that wait for it. max_open: the most of them.
+    name: the model's name in answers. num_open: requests that wait for the model. max_open: the limit of `num_open`.
     """
 
     def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
@@ -310,16 +320,19 @@ class EmbeddingWorker:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the model is unloaded and no request wants it."""
+        """Whether the model is unloaded and no request waits for it."""
         return not (self.num_open or self.embedder.is_open)
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed; empty: it did not."""
+        """Why the last load of the model failed; empty if it did not fail."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32). A cancelled call drops the texts. Raises RequestError: the queue is full."""
+        """Return the vectors of texts (int32 tokens). A cancelled call drops the texts.
+
+        Raises RequestError if the queue is full.
+        """
         if self.num_open >= self._max_open:
             raise RequestError(
                 f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
@@ -334,11 +347,14 @@ class EmbeddingWorker:
             self.num_open -= 1
 
     def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32), computed while no request waits. From a thread. Raises RequestError."""
+        """Return the vectors of texts (int32 tokens), computed while no request waits. Call it in a thread.
+
+        Raises RequestError.
+        """
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. From any thread."""
+        """Return whether the engine generates. Any thread may call it."""
         return self._queue.is_busy()
 
     @property
@@ -347,23 +363,23 @@ class EmbeddingWorker:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the model is unloaded, if no request comes."""
+        """Seconds until the model is unloaded if no request comes."""
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
-        """Unload the model after so many seconds without a request. The next request loads it."""
+        """Unload the model after so many seconds without a request. The next request loads it again."""
         self._queue.keep(seconds)
 
     def unload_now(self) -> bool:
-        """Unload the model for another one, unless it computes; return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once, unless it computes; return whether it was unloaded. Do not call it on the event loop."""
         return self._queue.unload_now()
 
     # ---- in a thread -----------------------------------------------------------------------------------------------
 
     def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
-        """Return the tokens of each text of a request: see `tokens_of`. Raises RequestError.
+        """Return the tokens of each text of a request. Raises RequestError. given, name: as in `tokens_of`.
 
-        cut: the end at which a text that is too long is cut; None: that is an error.
+        cut: the end at which a text that is too long is cut; None: such a text is an error.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -373,7 +389,10 @@ class EmbeddingWorker:
         return texts
 
     def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
-        """Return the tokens of the query with each document. Raises RequestError. name: of the documents' field."""
+        """Return the tokens of each document joined with the query. Raises RequestError.
+
+        name: the field of the documents.
+        """
         pairs: list[np.ndarray] = []
         for at, pair in enumerate(self._pairing(query, documents)):
             self._check_length(pair, f"{name}[{at}]")  # before the next pair is tokenised
@@ -381,11 +400,11 @@ class EmbeddingWorker:
         return pairs
 
     def pair(self, query: str, document: str) -> np.ndarray:
-        """Return the tokens of the query with a document, of any number."""
+        """Return the tokens of the query joined with a document, even if they are too many for the model."""
         return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
-        """Raise RequestError for a text that is empty or too long for the model. where: its place in the body."""
+        """Raise RequestError for a text that is empty or too long for the model. where: the text's place in the body."""
         size, limit = len(tokens), self.embedder.limit
         if not size:
             raise RequestError(f"{where} is empty: expected a text", param=where)
@@ -410,11 +429,11 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """All that a server does without generating: tokens, vectors, scores.
+    """All that a server computes without generating: tokens, vectors and scores.
 
-    model, name: the served model. texts: its tokeniser. embedding, reranking: None: not asked for. for_search: the
-    embedder, if it makes one vector of a text. threads: for tokenising, and for writing numbers as text. beside: models
-    loaded only for vectors or scores.
+    model, name: the served model. texts: the tokeniser of the served model. embedding, reranking: None if the settings ask
+    for none. for_search: the embedder, if it turns each text into one vector. threads: for tokenising texts, and for writing
+    vectors as JSON. beside: models that were loaded only for vectors or scores.
     """
 
     settings: Settings
@@ -428,23 +447,23 @@ class Vectors:
     beside: list[Model]
 
     def embedder(self) -> EmbeddingWorker:
-        """Return the embedder. Raises RequestError 501."""
+        """Return the embedding model. Raises RequestError 501 if there is none."""
         if self.embedding is None:
             raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
         return self.embedding
 
     def ranker(self) -> EmbeddingWorker:
-        """Return the reranker. Raises RequestError 501."""
+        """Return the reranker. Raises RequestError 501 if there is none."""
         if self.reranking is None:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
 
     def models(self) -> dict[str, Model]:
-        """Return each model by its name, the served one first."""
+        """Return all models by name, the served model first."""
         return {self.name: self.model} | {worker.name: worker.embedder.model for worker in self.workers}
 
     def properties(self) -> dict[str, object]:
-        """Return the fields of `/props` about vectors and the model."""
+        """Return the fields of `/props` about the model and the vectors."""
         embedding, reranking = self.embedding, self.reranking
         return {
             "model_path": str(self.model.path),
@@ -461,7 +480,6 @@ class Vectors:
         }
 
     def stop(self) -> None:
-        """End all requests with an error."""
         for worker in self.workers:
             worker.stop()
 
@@ -474,7 +492,7 @@ class Vectors:
 
     @property
     def computed(self) -> Computed:
-        """The counts of the embedder and the reranker together."""
+        """The counts of the embedding model and the reranker together."""
         return sum((worker.computed for worker in self.workers), Computed())
 
     @property
@@ -483,7 +501,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the sizes and kinds of a model by llama-server's names."""
+    """Return the properties of a model under llama-server's names."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -502,21 +520,22 @@ def _not_asked_for(kind: str, remedy: str) -> RequestError:
 # ---- The embedder and the reranker for an index and its searches. -------------------------------------------------------
 
 POOLED = ("mean", "cls", "last")  # poolings with one vector for a text
-MAX_LETTERS = 8192  # the last letters of a query that count: a long message asks its question last
-MARGIN = 0.9  # of the letters that would fit by their share of tokens
+MAX_LETTERS = 8192  # letters at the end of a query that count, since a long message asks its question last
+MARGIN = 0.9  # share of the letters that would fit if all letters had as many tokens
 AUTO = "auto"  # the model's name decides the prefix
-MOST_PREFIX = 0.5  # of the tokens that a model takes at once
+MOST_PREFIX = 0.5  # share of the tokens that a model takes at once
 
 
 def can_search(worker: EmbeddingWorker) -> bool:
-    """Return whether a model turns each text into one vector."""
+    """Return whether the model turns each text into a single vector."""
     return worker.embedder.pooling in POOLED
 
 
 class Embedding:
-    """Turns texts of an index and queries into vectors. prefixes: before texts and queries, as in the model's training.
+    """Turns the texts of an index and the queries into vectors.
 
-    language: as in `Embedder`. is_busy: whether the engine generates.
+    prefixes: the texts before documents and before queries, as in the model's training. language: as in `Embedder`.
+    is_busy: returns whether the engine generates.
     """
 
     def __init__(self, worker: EmbeddingWorker, prefixes: Prefixes, language: str) -> None:
@@ -525,7 +544,10 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Take the prefixes from the settings, else by the model's name. Raises SettingsError for a long prefix."""
+        """Make an `Embedding` whose prefixes come from the settings, or else from the model's name.
+
+        Raises SettingsError if a prefix is too long.
+        """
         model, embedder = worker.embedder.model, worker.embedder
         usual = prefixes_of(*(model.metadata(f"general.{key}") or "" for key in ("name", "architecture")))
         given = (settings.embedding_query_prefix, settings.embedding_document_prefix)
@@ -541,25 +563,28 @@ class Embedding:
         return cls(worker, prefixes, PACKAGED[OFFERED].language if is_default else "")
 
     def for_index(self) -> Embedder:
-        """Return the embedder of an index. Its digest takes seconds the first time. Raises ModelError."""
+        """Return the embedder of an index. The digest of the model's files takes seconds the first time.
+
+        Raises ModelError.
+        """
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
         parts = [files, embedder.pooling, str(embedder.limit), *([repr(prefix)] if prefix else []), *embedder.model.altered]
         return Embedder(" ".join(parts), self.embed, self.language)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, computed while no request waits. Not for the event loop. Raises RequestError."""
+        """Return the vectors of texts, computed while no request waits. Call it in a thread. Raises RequestError."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
 
     async def query(self, text: str) -> np.ndarray:
-        """Return the vector (width,) of a query. Raises RequestError."""
+        """Return the vector of a query, an array of shape (width,). Raises RequestError."""
         (vector,) = await self._worker.compute([await asyncio.to_thread(self._query_tokens, text[-MAX_LETTERS:])])
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
-        """Return the tokens of the prefix and a query. A query that is too long loses its start."""
+        """Return the tokens of the prefix and a query. If they are too many, the query loses its start."""
         embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
@@ -567,20 +592,23 @@ class Embedding:
 
 
 class Reranking:
-    """Scores texts for a query."""
+    """Scores texts by how well they answer a query."""
 
     def __init__(self, worker: EmbeddingWorker) -> None:
         self._worker = worker
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return a score for each text; higher is better. Raises RequestError."""
+        """Return a score for each text. A higher score is better. Raises RequestError."""
         if not texts:
             return []
         pairs = await asyncio.to_thread(lambda: [self._pair(query[-MAX_LETTERS:], text) for text in texts])
         return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
-        """Return the tokens of both. If they are too many, the text loses its end and the query its start."""
+        """Return the tokens of a query and a text.
+
+        If they are too many, the text loses its end and the query its start.
+        """
         limit = self._worker.embedder.limit
         while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
@@ -594,9 +622,9 @@ TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
-    """Load the models for vectors and scores, and make their contexts. Raises ModelError, SettingsError.
+    """Load the models for vectors and scores, and make their contexts. Raises ModelError and SettingsError.
 
-    model, name: the served model, which may be one of them. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may itself make vectors or scores. is_busy: as in `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
@@ -624,7 +652,7 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make a worker, of a file's model or of the served model; None: the settings ask for neither."""
+        """Make a worker for the model in a file, or for the served model; None if the settings ask for neither."""
         if file and is_served:
             raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
         if is_served:

@@ -1,4 +1,4 @@
-"""Prefill ahead of requests: prompts whose clients have gone, next turns, shortened histories, likely prompts.
+"""Prefill ahead of requests: prompts of disconnected clients, next turns, shortened histories, likely prompts.
 
 Each kind of work makes its prompt and lets `Ahead` prefill it.
 """
@@ -30,15 +30,15 @@ from ..http.threads import LARGE
 from .submitter import Submitter
 
 logger = logging.getLogger("slotcache.idle")
-KEY = "idle"  # of the only generation ahead that the engine has from here
+KEY = "idle"  # the key of the only background generation that this module submits
 
 
 class AheadFailed(Exception):
-    """A prefill ahead of time failed, and would fail again."""
+    """A prefill ahead of time failed, and another try would fail as well."""
 
 
 class Ahead:
-    """Prefills prompts that no client waits for, one at a time, in the engine's background. It belongs to the event loop."""
+    """Prefills prompts that no client waits for, one at a time, in the engine's background. For the event loop only."""
 
     def __init__(self, engine: Engine, view: View, builder: PromptBuilder, submitter: Submitter) -> None:
         self.view, self.builder = view, builder
@@ -51,9 +51,10 @@ class Ahead:
     async def prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Prefill a prompt into the cache. False: stop for now, for a request or for lack of cells. Raises AheadFailed.
+        """Prefill a prompt into the cache. False: stop for now, since a request came or cells are missing.
 
-        True also for a prompt that cannot be cached at all: go on with the next one.
+        Raises AheadFailed. The result is also True for a prompt that is skipped because it cannot be cached: the next
+        prompt may follow.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
@@ -77,9 +78,9 @@ class Ahead:
     async def prefill_made(
         self, size: int, make: Callable[[], ChatPrompt | None], scope: Scope, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Make a prompt, and prefill it if there is one. False: stop for now. Raises AheadFailed.
+        """Make a prompt in a thread, and prefill it if there is one. False: stop for now. Raises AheadFailed.
 
-        size: the bytes that it counts for among waiting prompts.
+        size: the bytes of the request, by which the threads bound the prompts that wait to be made.
         """
         try:
             # In the builder's threads, which end before the model is freed.
@@ -93,7 +94,7 @@ class Ahead:
 
 
 class Work(Protocol):
-    """Work that waits for idle time. num_bytes: of memory, about."""
+    """Work that waits for idle time. num_bytes: about how much memory the work takes."""
 
     @property
     def scope(self) -> Scope: ...
@@ -101,13 +102,13 @@ class Work(Protocol):
     def num_bytes(self) -> int: ...
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Do the work, or the rest of it. False: stop for now; the work stays."""
+        """Do the work, or the rest of it. False: stop for now; the work stays in the backlog."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPrompt:
-    """A prompt whose client has gone before the prompt was computed. All choices of a request have the same prompt."""
+    """A prompt whose client disconnected before all of it was computed. All choices of a request share one such prompt."""
 
     prompt: Prompt
     scope: Scope
@@ -115,7 +116,6 @@ class AbandonedPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its tokens."""
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
@@ -127,10 +127,11 @@ class AbandonedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnsweredChat:
-    """A conversation up to an answer. request: the id of the answered request.
+    """A conversation up to and including an answer.
 
-    options: of the request, as JSON, without its messages. found: ids of the documents from the server's search; None: the
-    request wanted no search. session: the client's name for it.
+    request: the id of the answered request. options: the fields of the request without its messages, as JSON. entries:
+    the messages. found: the ids of the documents that the server's search found; None: the request did not search.
+    session: the client's name of the session.
     """
 
     request: int
@@ -142,13 +143,13 @@ class AnsweredChat:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of memory, about."""
+        """About how many bytes of memory the conversation takes."""
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the prefix of the turn after the answer."""
-        # The backlog bounds the waiting bytes already. So an answer counts at most as the smallest large request, and the
-        # prompts of clients have the room.
+        """Prefill what is known of the next turn's prompt."""
+        # The backlog already bounds the bytes that wait. So an answer counts as the smallest large request at most, and the
+        # room remains for the prompts of clients.
         size = min(self.num_bytes, LARGE)
 
         def make() -> ChatPrompt | None:
@@ -186,7 +187,6 @@ class LikelyPrompts:
     num_bytes: int
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the remaining prompts."""
         while self.prompts:
             if not await ahead.prefill(self.prompts[0], self.scope, kind=Kind.PREFETCH):
                 return False
@@ -195,10 +195,11 @@ class LikelyPrompts:
 
 
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
-    """Yield prompts with some documents of the first set of `prompt`: each document alone, then pairs, then larger sets.
+    """Yield prompts with some documents of the first set in `prompt`.
 
-    Each prompt has at most one document more than an earlier one. No prompt is yielded if the order of documents is fixed or
-    if they are read separately: no chat would use such a set.
+    First each document is alone, then there are pairs, then larger sets. Each prompt extends an earlier one by at most
+    one document. There are no prompts if the documents are read separately or have a fixed order, since no chat would
+    use such a set.
     """
     if isinstance(prompt, SeparatePrompt):
         return

@@ -1,7 +1,8 @@
-"""A batch: answer lines of requests that no client waits for, in the order that shares the most, into a file.
+"""Batches: answer the requests in the lines of a file, which no client waits for, into another file.
 
-Lines and answers have OpenAI's form. Each answer is written at once, so a new start after a kill computes no finished line
-again. A line that cannot be read fails alone.
+The order of the requests is the one in which they share the most KV. Lines and answers have OpenAI's form. Each answer
+is written at once, so a server that is killed and started again computes no finished line twice. An invalid line does
+not affect the other lines.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-AHEAD = 64  # lines in the queue beside the running ones: it chooses among as many that share documents
+AHEAD = 64  # lines in the queue in addition to the running ones; the queue prefers those that share documents
 BUSY = (429, 503)  # statuses of a server that will have room later
 PAUSE = 1.0  # s until a line is tried again after such a status
 COSTLY = b'"code":"loading_failed"'  # each try loads a model: the pause doubles
 LONGEST = 60.0  # s: the longest pause
-MOST_ORDERED = 16  # documents of a line that decide its place: the time to plan grows with their square
+MOST_ORDERED = 16  # documents of a line that decide its place, since the time to plan grows with their square
 
 encode = msgspec.json.Encoder().encode
 
 
 class LineError(Struct, frozen=True):
-    """What is wrong with a line, in OpenAI's form. line: from 1."""
+    """What is wrong with a line, in OpenAI's form. line: the line's number, from 1."""
 
     code: str
     message: str
@@ -41,12 +42,10 @@ class LineError(Struct, frozen=True):
 
 
 class NoLines(Exception):
-    """A file without a valid line. The message says what is wrong with the first line."""
+    """The file has no valid line. The message says what is wrong with the first line."""
 
 
 class _Line(Struct, frozen=True):
-    """A line in OpenAI's form."""
-
     custom_id: str
     method: Literal["POST"]
     url: str
@@ -58,7 +57,7 @@ LINES, STREAMS = msgspec.json.Decoder(_Line), Raw(b"true")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of a batch. number: from 1. body: JSON. error: why the line is not valid."""
+    """A line of a batch. number: the line's number, from 1. body: the request as JSON. error: why the line is invalid."""
 
     number: int
     custom_id: str | None = None
@@ -68,12 +67,12 @@ class BatchLine:
 
     @property
     def key(self) -> str | int:
-        """The key of its answer: `custom_id`, or the number of a line that is not valid."""
+        """The key of the line's answer: the `custom_id`, or the line's number if the line is invalid."""
         return self.number if self.custom_id is None or self.error else self.custom_id
 
 
 def read_lines(data: bytes) -> list[BatchLine]:
-    """Return the lines of a batch without blank ones. Raises NoLines if no line is valid."""
+    """Return the lines of a batch, except blank ones. Raises NoLines if no line is valid."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
     for number, text in enumerate(data.splitlines(), 1):
@@ -112,7 +111,7 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
 
 
 class _Texts(Struct, frozen=True):
-    """The fields of a body's prompt that decide its place in the order."""
+    """The fields of a request that decide its place in the order."""
 
     messages: list[dict[str, object]] = []
     documents: list[object] | None = None
@@ -127,7 +126,10 @@ TEXTS = msgspec.json.Decoder(_Texts)
 
 
 def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
-    """Return lines in order: those whose prompts start alike are together, and among these those that share documents."""
+    """Return the lines in the order in which they share the most KV.
+
+    Lines whose prompts start with the same text are together. Among these, lines that share documents are together.
+    """
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
     for line in lines:
         head, lengths, rest = _parts(line)
@@ -142,7 +144,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    An unexpected body is text as a whole.
+    A body with unexpected fields counts as text as a whole.
     """
     try:
         texts = TEXTS.decode(line.body)
@@ -163,7 +165,7 @@ def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
 
 
 class LineAnswer(Struct, frozen=True):
-    """An answer to a line. body: JSON."""
+    """The answer to a line. body: the answer as JSON."""
 
     status_code: int
     request_id: str
@@ -175,7 +177,7 @@ Ask = Callable[[BatchLine], Awaitable[LineAnswer]]
 
 
 class Result(Struct, frozen=True):
-    """A line of the answers in OpenAI's form."""
+    """A line of the file of answers, in OpenAI's form."""
 
     id: str
     custom_id: str | None
@@ -191,13 +193,14 @@ RESULTS = msgspec.json.Decoder(Result)
 
 
 class NotAnswers(Exception):
-    """A file that has something else than the answers of a batch."""
+    """The file is not a batch's file of answers."""
 
 
 class Results:
-    """The file of a batch's answers, a line each. Raises NotAnswers and OSError.
+    """The file of a batch's answers, one answer a line. Raises NotAnswers and OSError.
 
-    Part of a line, from a killed process, is cut off. done: the keys of the answered lines.
+    A killed process may have written only a part of the last line. This part is cut off. done: the keys of the answered
+    lines.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,7 +220,7 @@ class Results:
             raise
 
     def add(self, line: BatchLine, answered: LineAnswer | None) -> None:
-        """Write the answer of a line, or its error."""
+        """Write the answer of a line, or the error of an invalid line."""
         error = line.error if answered is None else None
         result = Result(f"batch_req_{secrets.token_hex(12)}", None if error else line.custom_id, answered, error)
         text = encode(result) + b"\n"
@@ -244,9 +247,10 @@ def _result(text: bytes, number: int) -> Result:
 async def run(
     lines: Sequence[BatchLine], results: Results, ask: Ask, *, num_slots: int, on_answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer the lines without an answer. num_slots: requests that run at a time. on_answer: called after each line.
+    """Answer all lines that have no answer in `results`.
 
-    `AHEAD` more lines wait in the queue, which chooses among those that share documents. A line that finds no room is tried
+    num_slots: how many requests run at a time. `AHEAD` more requests wait in the queue, which prefers requests that
+    share documents. on_answer: called after each line. A line that the server refuses because it is full is tried
     again.
     """
     left = [line for line in lines if line.key not in results.done]

@@ -1,14 +1,16 @@
-"""Work for idle time: abandoned prompts, follow-up turns, document sets, popular prefixes.
+"""Work for idle time: abandoned prompts, next turns, sets of documents, likely prefixes.
 
 The work, in order:
 
-1. The rest of a prompt whose client has gone when more than half of it was computed: the client will ask again.
+1. The rest of a prompt whose client disconnected when more than half of the prompt was computed. The client is likely
+   to ask again.
 2. The start of a history that a client is about to shorten (`Compaction`).
-3. The next turn of each conversation, up to the user's message. New in it are the answer's last token, the tokens that end
-   the answer, and the whole answer if the template changes it, such as by dropping its reasoning.
-4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat with documents 1 to 5 does not help a
-   chat that starts with document 3. So idle prefill computes prompts that start with each document alone, then with pairs,
-   then with larger sets.
+3. The next turn of each conversation, up to the user's message. The new tokens in it are the answer's last token and
+   the tokens that end the answer. The whole answer is new if the template changes it, such as by dropping its
+   reasoning.
+4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat with documents 1 to 5 does not
+   help a chat with document 3 first. So idle prefill computes prompts that start with each document alone, then with
+   pairs, then with larger sets.
 5. With --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
 """
 
@@ -29,13 +31,16 @@ from .ahead import AbandonedPrompt, Ahead, AheadFailed, AnsweredChat, LikelyProm
 from .likely_prefixes import LikelyPrefixes, SharedPrefix
 
 logger = logging.getLogger("slotcache.idle")
-MAX_WAITING = 64  # items of a backlog; the oldest of more are dropped
+MAX_WAITING = 64  # items of a backlog; if there are more, the oldest are dropped
 MAX_BYTES = 32 << 20  # of memory for a backlog
-PAUSE = 0.05  # s without a request until work starts: programs ask again sooner, and an interrupted step takes as long
+PAUSE = 0.05  # seconds without a request until work starts; programs ask again sooner, and an interrupted step takes as long
 
 
 class Backlog:
-    """Work in order of arrival, bounded in number and in bytes: idle time may never come. The oldest is dropped first."""
+    """Work in order of arrival, bounded in number and in bytes, since idle time may never come.
+
+    The oldest work is dropped first.
+    """
 
     def __init__(self, max_number: int, max_bytes: int, *, oldest_first: bool = False) -> None:
         self.num_bytes = 0
@@ -58,7 +63,7 @@ class Backlog:
         return self.oldest if self._oldest_first else next(reversed(self._items))
 
     def add(self, item: Work) -> None:
-        """Add an item, unless it alone is larger than the bound."""
+        """Add an item, unless this item alone exceeds the bound in bytes."""
         self.remove(item)
         num_bytes = item.num_bytes
         if num_bytes > self._max_bytes:
@@ -69,11 +74,9 @@ class Backlog:
             self.remove(self.oldest)
 
     def remove(self, item: Work) -> None:
-        """Remove an item, if it is still there."""
         self.num_bytes -= self._items.pop(item, 0)
 
     def forget(self, scope: str) -> None:
-        """Remove the items of a scope."""
         for item in [item for item in self if item.scope.name == scope]:
             self.remove(item)
 
@@ -83,14 +86,15 @@ class Backlog:
 
 
 class IdlePrefill:
-    """Does the work of this module in idle time: next turns oldest first, all other work newest first.
+    """Does the work of this module in idle time. Next turns are computed oldest first, all other work newest first.
 
-    It has one generation at a time, in the engine's background. An arriving request aborts it, and idle prefill resumes when
-    the server is idle. It belongs to the event loop.
+    It has one generation at a time in the engine's background. An arriving request aborts the generation, and the work
+    resumes when the server is idle. For the event loop only.
 
-    sessions: know how histories are shortened. open: requests that the engine has not ended yet. num_arriving: requests
-    whose prompts are being made. next_turns: whether to do the work 1 to 3. num_sets: the most sets of an answer's
-    documents. prefixes: of prompts about the server's documents, once these are open.
+    sessions: predicts how clients shorten their histories. open: the requests that the engine has not ended yet.
+    num_arriving: the number of requests whose prompts are being made. next_turns: whether to do kinds 1 to 3 of the
+    work. num_sets: the most sets of documents to compute after an answer. prefixes: the likely prefixes about the
+    server's documents; None until the documents are open.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class IdlePrefill:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to compute."""
+        """Whether no work remains or runs."""
         return not (self._task or self._has_work)
 
     @property
@@ -116,11 +120,11 @@ class IdlePrefill:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of memory of all backlogs, about."""
+        """About how many bytes of memory all backlogs take."""
         return sum(backlog.num_bytes for backlog in self._backlogs)
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
-        """Queue the likely prompts after an answer. prompt: the answered one."""
+        """Queue the prompts that are likely after an answer. prompt: the prompt of the answered request."""
         if self.prefixes and answered.found is not None:
             self.prefixes.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
@@ -133,34 +137,40 @@ class IdlePrefill:
             self._sets.add(LikelyPrompts(answered.scope, prompts, answered.num_bytes))
 
     def add_abandoned(self, generation: Generation) -> None:
-        """Queue the rest of a prompt whose client has gone, if more than half of it is computed and it may be cached."""
+        """Queue the rest of a disconnected client's prompt.
+
+        The prompt is queued only if more than half of it is computed and it may be cached.
+        """
         request = generation.request
         abandoned = AbandonedPrompt(request.prompt, request.index_scope, request.session)
         if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
             self._abandoned.add(abandoned)
 
     def resume(self) -> None:
-        """Start to compute, unless a request is open or arriving, no work is left, or the work runs already."""
+        """Start the work, unless it runs already, no work remains, or a request is open or arriving."""
         is_idle = not (self._open or self.num_arriving)
         if is_idle and self._task is None and self._has_work:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def look_again(self) -> None:
-        """Read ahead what is likely now, after a change of the server's documents."""
+        """Start to read ahead again, since the server's documents have changed."""
         if self.prefixes is not None:
             self.abort()
             self.prefixes.renew()
             self.resume()
 
     def stop(self) -> None:
-        """Stop for a request that was submitted: the engine drops its background by itself."""
+        """Stop, since a request was submitted. The engine ends the background generation by itself."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Stop while the block makes the prompt of an arriving request, so that it has all cores; then try to resume."""
+        """Stop while the block makes the prompt of an arriving request, so that all cores are free for it.
+
+        Then try to resume.
+        """
         self.num_arriving += 1
         if self._task is not None:
             self.abort()
@@ -176,7 +186,7 @@ class IdlePrefill:
         self._ahead.drop()
 
     def forget(self, scope: str) -> None:
-        """Abort, and drop the scope's part of the backlog."""
+        """Abort, and drop all work of a scope."""
         self.abort()
         for backlog in self._backlogs:
             backlog.forget(scope)

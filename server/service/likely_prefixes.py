@@ -1,7 +1,8 @@
-"""The prefixes of likely prompts: the common start of chats about the server's documents, then one document.
+"""Likely prefixes: the common start of chats that search the server's documents, followed by one document.
 
-Only a prefix can be reused. So a document helps a new question only as the first document, after the same system message.
-The prefixes follow the newest chats that searched; before the first chat they have no system message.
+Only a prefix can be reused. So a document that was read ahead helps a new question only as the first document, after
+the same system message. The prefixes follow the newest chats that searched. Before the first such chat they have no
+system message.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ from .ahead import Ahead
 
 logger = logging.getLogger("slotcache.docs")
 QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a placeholder: a prefix ends before it
-TRIES, AGAIN = 50, 0.1  # tries for a document without room, and s between two
-MARGIN = 2  # times the budget, for tokens as the index estimates them
+TRIES, AGAIN = 50, 0.1  # tries for a document that has no room, and seconds between two tries
+MARGIN = 2  # factor of the budget, since the index only estimates tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The prefix that chats share. options: of a request, as JSON, without messages. instructions: its first messages."""
+    """The common start of chats that search.
+
+    options: the fields of a request without its messages, as JSON. instructions: the messages at the start of the chat
+    that instruct the model.
+    """
 
     scope: Scope
     options: bytes
@@ -48,31 +53,36 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the prefix before the first chat: that of a chat which only asks for a search."""
+        """Return the prefix to use before the first chat: that of a chat that asks for nothing but a search."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod
     def of(cls, scope: Scope, options: bytes, entries: Sequence[HistoryMessage]) -> SharedPrefix:
-        """Return the prefix of a chat."""
         first = takewhile(lambda entry: entry.role in INSTRUCTIONS, entries)
         return cls(scope, options, tuple(entry.said for entry in first))
 
     def is_like(self, other: SharedPrefix) -> bool:
-        """Return whether both have the same instructions."""
+        """Return whether both prefixes have the same scope and the same instructions."""
         return (self.scope, self.instructions) == (other.scope, other.instructions)
 
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
-        """Return a chat of one question about documents. The time grows with the options and the instructions."""
+        """Return a chat with one question about documents.
+
+        Making it takes longer, the larger the options and the instructions are.
+        """
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately follows the prefix alone, as here: no other mode is needed.
+        # A document that is read separately also follows the prefix alone, so no other mode is needed.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LikelyPrefix:
-    """A prompt that ends with a document. number: of the document in the index. num_tokens: of the document alone."""
+    """A prompt that ends with a document.
+
+    number: the document's number in the index. num_tokens: the length of the document alone.
+    """
 
     prompt: ChatPrompt
     scope: Scope
@@ -81,11 +91,12 @@ class LikelyPrefix:
 
 
 class LikelyPrefixes:
-    """The prefixes of prompts, the likeliest first. It belongs to the event loop.
+    """The likely prefixes, the likeliest first. For the event loop only.
 
-    prefix: before the first chat. most_tokens: the budget of all prefixes. state_tokens: returns the tokens that the
-    recurrent state after a document counts for, known once the model is warm. num_documents, num_tokens: computed so far.
-    has_files: all files are read, so that the likeliest documents are known.
+    prefix: the prefix to use before the first chat. most_tokens: the most tokens of all prefixes together.
+    state_tokens: returns how many tokens the recurrent state after a document counts as; it is known after the model's
+    warm-up. num_documents, num_tokens: what is computed so far. has_files: whether all files are read, so that the
+    likeliest documents are known.
     """
 
     def __init__(
@@ -109,13 +120,14 @@ class LikelyPrefixes:
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be documents left to compute."""
+        """Whether documents may remain to be computed."""
         return self.has_files and (self._left is None or bool(self._left))
 
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Learn from a chat that searched. found: the ids of the documents in its prompt.
 
-        New instructions count from their second chat on: a prefix with the time of day never comes back.
+        New instructions are used from the second chat that has them. Instructions with the time of day never come a
+        second time.
         """
         if self._last is None or self._last.is_like(prefix):
             self._prefix = prefix
@@ -124,17 +136,17 @@ class LikelyPrefixes:
         self.renew()
 
     def renew(self) -> None:
-        """Look up the likeliest documents again: a chat has used some, or files have changed."""
+        """Look the likeliest documents up again, since a chat has used some or files have changed."""
         self._left = None
 
     def forget(self, scope: str) -> None:
-        """Compute nothing until the next change, if this scope was dropped."""
+        """If the dropped scope is the one in use, compute nothing until the next change."""
         if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0
 
     async def compute(self, ahead: Ahead) -> None:
-        """Compute prefixes until the budget is used up, or host memory has no room for long."""
+        """Compute prefixes until the budget is used up, or until host memory has been full for several seconds."""
         tries = TRIES
         while tries and (likely := await self.next()):
             if await self._is_computed(likely, ahead):
@@ -145,7 +157,10 @@ class LikelyPrefixes:
                 await asyncio.sleep(AGAIN)
 
     async def next(self) -> LikelyPrefix | None:
-        """Return the next prefix, the same one until it is counted. None: the budget is used up, or no document is left."""
+        """Return the next prefix; None: the budget is used up, or no document remains.
+
+        The result stays the same until the prefix is counted as computed.
+        """
         if not self.has_more:
             return None
         if self._left is None:
@@ -178,7 +193,6 @@ class LikelyPrefixes:
         return True
 
     def shown(self) -> dict[str, int | bool]:
-        """Return the progress as JSON."""
         return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:
@@ -194,7 +208,7 @@ class LikelyPrefixes:
         self.num_tokens += tokens
 
     async def _look_up(self) -> deque[int]:
-        """Return the likeliest documents, computed ones included."""
+        """Return the numbers of the likeliest documents, including those that are computed already."""
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)
@@ -215,7 +229,7 @@ class LikelyPrefixes:
             return []
 
     def _make_shared(self) -> np.ndarray:
-        """Return the prefix's tokens, int32; none if the template refuses the chat."""
+        """Return the tokens (int32) of the shared prefix; empty if the template refuses the chat."""
         try:
             parts = self._prompt(()).parts
         except RequestError as error:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters and gauges, read from the engine at each request for them, and histograms of latencies."""
+"""Prometheus metrics: counters and gauges that are read from the engine at each scrape, and histograms of latencies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OF_LLAMA_SERVER = (
 
 @dataclass(slots=True)
 class Rate:
-    """Tokens and their seconds. seconds: in total. recent: of the last finished requests."""
+    """A number of tokens over time. seconds: the total time. recent: tokens and seconds of the last finished requests."""
 
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -64,15 +64,16 @@ class Rate:
         self.recent.append((tokens, seconds))
 
     def per_second(self) -> float:
-        """Return the tokens a second of the last finished requests."""
+        """Return the tokens per second over the last finished requests."""
         tokens, seconds = map(sum, zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
         return tokens / seconds if seconds else 0.0
 
 
 class Metrics:
-    """One server's metrics, in a registry of its own. open: requests that the engine has not ended yet.
+    """The metrics of one server, in a registry of their own.
 
-    parts, times: of the devices at the start. No device is asked again, as it may be computing.
+    open: the requests that the engine has not ended yet. parts, times: what the devices reported at the start. Later
+    the devices may be computing, so they are not asked again.
     """
 
     def __init__(
@@ -125,13 +126,19 @@ class Metrics:
         self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
-        """Return about how many seconds it takes until a slot finishes a request, for Retry-After."""
+        """Return after about how many seconds a slot will have finished a request.
+
+        The value is for the header Retry-After.
+        """
         return max(1, ceil(self._mean_seconds / slots))
 
     def exposition(
         self, stats: EngineStats, computed: Computed, folder_index: FolderIndex | None, attachments: Attachments
     ) -> bytes:
-        """Return all metrics in Prometheus' text format. computed: the texts that became vectors or scores."""
+        """Return all metrics in Prometheus' text format.
+
+        computed: the counts of texts that were turned into vectors or scores.
+        """
         self._stats, self._computed = stats, computed
         self._folder_index, self._attachments = folder_index, attachments
         return generate_latest(self._registry) + _written(self._as_llama_server(stats, computed))
@@ -159,7 +166,7 @@ class Metrics:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics; prometheus_client calls this."""
+        """Yield the metrics. prometheus_client calls this method."""
         if self._stats is None:
             return
         for name, (help, value) in self._stats.gauges.items():
@@ -214,7 +221,7 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices with a part of the model, as of the start."""
+    """Yield the metrics of the devices that have a part of the model. They are from the start."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )
@@ -230,7 +237,7 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
-    """Yield the times of the first device with layers, if this or an earlier start has timed it."""
+    """Yield the times of the first device that has layers, if this start or an earlier one has measured it."""
     step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as a device was timed", labels=["device"])
     labels = ["device", "tokens"]
     chunk = GaugeMetricFamily(
@@ -274,7 +281,6 @@ def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
 
 
 def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
-    """Yield the metrics of files that clients attach."""
     yield GaugeMetricFamily("slotcache_attached_files", "Attached files that are kept", files.num_kept if files else 0)
     yield GaugeMetricFamily("slotcache_attached_vectors", "Vectors of attached files", files.num_vectors if files else 0)
     for name, help, number in (
@@ -286,7 +292,7 @@ def _of_attachments(files: Attachments | None) -> Iterator[Metric]:
 
 
 class _VectorMetrics:
-    """The metrics of a server that generates no text, as the object that prometheus_client collects from."""
+    """The metrics of a server that generates no text. prometheus_client collects them from this object."""
 
     def __init__(self, computed: Computed) -> None:
         self._computed = computed
@@ -297,7 +303,7 @@ class _VectorMetrics:
 
 
 def exposition_of_vectors(computed: Computed) -> bytes:
-    """Return all metrics of a server that generates no text, as `Metrics.exposition` does."""
+    """Return all metrics of a server that generates no text, in the same format as `Metrics.exposition`."""
     registry = CollectorRegistry()
     registry.register(_VectorMetrics(computed))
     values = {"prompt_tokens_total": computed.tokens, "n_decode_total": computed.steps}

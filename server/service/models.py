@@ -1,8 +1,8 @@
-"""The served models: one alone, or several that take turns on a device.
+"""The served models: a single one, or several that take turns on a device.
 
-A model keeps its engine, its queue, its tree and its KV in host memory after its first load. `Sleep` frees only the weights
-and the device's cells. A request waits in the engine of its model, and the engine asks for the device. Models get turns in
-the order in which they asked.
+After its first load, a model keeps its engine, its queue, its prefix tree and its KV in host memory. `Sleep` frees only
+the weights and the device's cells. A request waits in the engine of its model, and the engine asks for the device.
+Models get their turns in the order in which they asked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "fai
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything that serves requests.
+    """A loaded model with all parts that serve its requests.
 
     service: None for an encoder, which generates no text. folder_index: None without --docs.
     """
@@ -58,7 +58,10 @@ class Loaded:
     folder_index: FolderIndex | None
 
     async def close(self, why: str, *, keeps_vocabulary: bool) -> None:
-        """Free all while the server goes on. why: the error of waiting requests. keeps_vocabulary: as in `Service.close`."""
+        """Free all parts while the server runs on.
+
+        why: the error message for waiting requests. keeps_vocabulary: as in `Service.close`.
+        """
         if self.service is not None:
             self.service.idle.stop()
             await asyncio.to_thread(self.service.engine.stop, why)
@@ -72,7 +75,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """What is known of a model from its file alone. problem: why the file cannot be read; empty: it can."""
+    """What is known of a model from its file alone. problem: why the file cannot be read; empty if it can be read."""
 
     stamps: dict[Path, Stamp]
     facts: dict[str, Any]
@@ -81,11 +84,13 @@ class FileHead:
 
 @dataclass(slots=True, eq=False)
 class ModelEntry:
-    """A model by its name. loaded: set by its first load. opening: the first load's result or failure.
+    """A model and its state.
 
-    checking: the check of its files before a later load. closing: the end of the model that the file held before. value:
-    unloaded, loading, loaded or failed. failure: why it failed. stamps: of the files at the last try. num_turns: so far.
-    num_bytes: of weights and cells, known after a load. head: see `Models.look`.
+    loaded: set by the first load. opening: the result or the failure of the first load. checking: the check of the
+    model's files before a later load. closing: the end of the model that the file contained before. value: unloaded,
+    loading, loaded or failed. failure: why the model failed. stamps: the stamps of the files at the last try.
+    num_turns: how many turns the model has had. num_bytes: the size of weights and cells, known after a load. head: see
+    `Models.look`.
     """
 
     name: str
@@ -102,7 +107,7 @@ class ModelEntry:
     num_turns: int = 0
     num_bytes: int = 0
     num_arriving: int = 0  # requests that wait for the first load
-    began: float = 0.0  # its turn, by perf_counter
+    began: float = 0.0  # the start of its turn, by perf_counter
     head: FileHead | None = None
 
     @classmethod
@@ -113,17 +118,20 @@ class ModelEntry:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the model takes a place on the device."""
+        """Whether the model takes up a place on the device."""
         return self.value in ("loading", "loaded")
 
     def status(self) -> dict[str, object]:
-        """Return the status in the form of llama-server's router, with the reason of a failure."""
+        """Return the status in the form of llama-server's router. If the model failed, the status has the reason."""
         status: dict[str, object] = {"value": LISTED[self.value]}
         return status | {"failed": True, "reason": self.failure} if self.value == "failed" else status
 
 
 def named_files(settings: Settings) -> dict[str, Path]:
-    """Return the files of -m and of --models-dir by their names. Raises SettingsError if two have the same name."""
+    """Return the files of -m and --models-dir by the models' names.
+
+    Raises SettingsError if two files have the same name.
+    """
     given = [_named(text) for text in filter(None, settings.model.split("\n"))]
     if settings.models_dir:
         folder = Path(settings.models_dir).expanduser()
@@ -145,7 +153,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Return the models of a folder: its GGUF files, and the first GGUF file of each folder in it."""
+    """Return the models in a folder: its GGUF files, and the first GGUF file in each of its subfolders."""
     found: list[Path] = []
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -157,7 +165,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def entries_of(settings: Settings) -> list[ModelEntry]:
-    """Return the models that share the device, in order; empty if one model is served alone. Raises SettingsError."""
+    """Return the models that share the device, in order; empty if a single model is served. Raises SettingsError."""
     if not (settings.models_dir or "\n" in settings.model or ("=" in settings.model and not Path(settings.model).exists())):
         return []
     files = named_files(settings)
@@ -176,23 +184,23 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
 
 
 class Opener(Protocol):
-    """Loads a model for the first time. Later loads are the engine's."""
+    """Loads a model for the first time. The model's engine does all later loads."""
 
     def open(self, entry: ModelEntry) -> Loaded:
-        """Load a model, in a thread. Raises ModelError and FolderError."""
+        """Load a model; runs in a thread. Raises ModelError and FolderError."""
         ...
 
     def start(self, loaded: Loaded) -> None:
-        """Start the engine of an adopted model."""
+        """Start the engine of a model that `Models.adopt` has taken over."""
         ...
 
 
 class Models:
-    """Gives the device to models in turn. It belongs to the event loop; engines report through the loop.
+    """Gives the device to models in turn. For the event loop only; engines report through the loop.
 
-    entries: of several models; empty: one model is served alone, keeps the device, and has an entry once it is loaded.
-    served: the loaded first model, or its former version while it is replaced beside others. takes_turns: there may be
-    several models.
+    entries: the models, if there are several. A single model keeps the device, and gets its entry once it is loaded.
+    served: the loaded first model, or its former version while the new version loads and other models are served.
+    takes_turns: there may be several models.
     """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
@@ -204,7 +212,7 @@ class Models:
         self._places, self._turn = settings.models_loaded, settings.model_turn
         self._any = settings.any_model or not self.takes_turns
         self._waiting: deque[ModelEntry] = deque()
-        self._last: ModelEntry | None = None  # the last that left the device
+        self._last: ModelEntry | None = None  # the last model that was unloaded
         self._tasks: set[asyncio.Task[None]] = set()
         self._most_arriving = settings.parallel + settings.max_queue
         self._budget = 0  # bytes of host memory for all models together
@@ -219,7 +227,10 @@ class Models:
         return next(iter(self.entries.values()))
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return a model by its name; the first if no name is given or any name is accepted. Raises RequestError 404."""
+        """Return a model by its name. Raises RequestError 404 if no model has the name.
+
+        The result is the first model if no name is given, or if the settings accept any name.
+        """
         if not name:
             return self.first
         entry = self.entries.get(name) or self.entries.get(name.removesuffix(LATEST))
@@ -229,17 +240,17 @@ class Models:
 
     @property
     def beside(self) -> dict[str, EmbeddingWorker]:
-        """The embedder and the reranker beside the first model, by their names."""
+        """The embedding model and the reranker that run next to the first model, by their names."""
         loaded = self.first.loaded
         return {one.name: one for one in loaded.vectors.workers if one.name not in self.entries} if loaded else {}
 
     def find_beside(self, name: str | None) -> EmbeddingWorker | None:
-        """Return the embedder or the reranker of this name; None: there is none."""
+        """Return the embedding model or the reranker of this name; None if neither has it."""
         return self.beside.get((name or "").removesuffix(LATEST))
 
     @property
     def failure(self) -> str:
-        """Why no model can answer; empty: a model can."""
+        """Why no model can answer; empty if a model can."""
         if self.served is not None and not self.takes_turns:
             sleepers = [self.served.service.engine.sleep] if self.served.service else self.served.vectors.workers
             return next((one.failure for one in sleepers if one.failure), "")
@@ -247,16 +258,17 @@ class Models:
         return self.first.failure if all(entry.value == "failed" for entry in entries) else ""
 
     def opened(self) -> list[Loaded]:
-        """Return the models that were loaded so far."""
+        """Return the models that have been loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:
-        """Return a model, after its first load if need be. Raises RequestError: 503, or 429 if too many wait for the load.
+        """Return a model, after its first load if it was never loaded.
 
-        The load goes on for others if the caller is cancelled. A failed model is tried again once its files change. A file
-        that holds another model by now counts as never loaded.
+        Raises RequestError 503, or 429 if too many requests wait for the load. If the caller is cancelled, the load
+        goes on for other callers. A failed model is tried again once its files change. If the file now contains another
+        model, that model counts as never loaded.
         """
         if self._closed:
             raise _shutting_down()
@@ -283,9 +295,10 @@ class Models:
             entry.num_arriving -= 1
 
     async def look(self, entry: ModelEntry, describe: Callable[[Model], dict[str, Any]]) -> FileHead:
-        """Return what `describe` finds in a model's metadata and vocabulary, read without the weights.
+        """Return what `describe` finds in a model's metadata and vocabulary. The weights are not read.
 
-        describe: the same for all calls. A thread reads one file at a time, each once, and again after a change.
+        describe: must be the same in all calls. A thread reads one file at a time. It reads each file once, and again
+        after the file has changed.
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
@@ -293,28 +306,28 @@ class Models:
             return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
-        """Let the next request try a failed model again."""
+        """Let the next request try to load a failed model again."""
         if entry.value == "failed":
             entry.value, entry.stamps = "unloaded", {}
 
     def serve(self, loaded: Loaded | None) -> None:
-        """Serve the loaded first model. None: the model is alone, and is being loaded anew."""
+        """Serve the loaded first model. None: the only model is being loaded anew."""
         self.served = loaded
         if not self.takes_turns:
             self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
 
     def lose_documents(self) -> None:
-        """Serve no documents any more: they belong to the first model, which is being loaded anew."""
+        """Stop serving documents, which belong to the first model. That model is being loaded anew."""
         if self.served is not None:
             self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
-        """Serve the first model, as in `adopt`, and from now on the others."""
+        """Serve the first model as in `adopt`, and from now on also the other models."""
         self.opener = opener
         self.adopt(self.first, first, seconds)
 
     def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
-        """Take a model whose engine has not started, and give it a turn. seconds: of its load."""
+        """Take over a loaded model whose engine has not started, and give it a turn. seconds: how long the load took."""
         entry.loaded, entry.value, entry.failure = loaded, "loaded", ""
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
@@ -346,14 +359,14 @@ class Models:
             service.engine.resize_host(self._budget // len(services))
 
     def want(self, entry: ModelEntry) -> None:
-        """Queue a model for the device, unless it is there or about to be."""
+        """Queue a model for the device, unless it is on the device or waits already."""
         if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_ending):
             return
         self._waiting.append(entry)
         self._next()
 
     def unload(self, entry: ModelEntry) -> None:
-        """Unload a model once its running requests are answered."""
+        """Unload a model once its running requests are finished."""
         if entry.loaded is not None and entry.loaded.service is not None and entry.value == "loaded":
             entry.is_ending = True
             entry.loaded.service.engine.sleep.end_turn(0)
@@ -368,14 +381,14 @@ class Models:
                 entry.opening.exception()  # read it: maybe no request waits any more
 
     async def settled(self) -> None:
-        """Wait until no load runs any more."""
+        """Wait until no load runs."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_placed]
-        ready = [entry for entry in self._waiting if not entry.is_placed]  # a leaving model first has to be unloaded
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # others must be unloaded first
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
@@ -396,7 +409,7 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. If the load cannot even begin, its requests fail, and a later one tries again."""
+        """Load a model again. If the load cannot start, its requests fail, and a later request tries again."""
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
         try:
@@ -408,7 +421,7 @@ class Models:
             sleep.grant()
 
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
-        """Unload the embedder and the reranker if there are too many models with this one, or memory is short."""
+        """Unload the embedding model and the reranker, if this model makes too many models or memory is short."""
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
@@ -416,7 +429,10 @@ class Models:
             await asyncio.to_thread(self._make_room)
 
     def _make_room(self) -> bool:
-        """Unload the embedder and the reranker, unless they compute; return whether one was. Not for the event loop."""
+        """Unload the embedding model and the reranker, unless they compute. Return whether one was unloaded.
+
+        Not for the event loop.
+        """
         return any([worker.unload_now() for worker in self.beside.values()])
 
     def _loaded(self, entry: ModelEntry, error: Exception | None) -> None:
@@ -436,12 +452,12 @@ class Models:
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. After a failure the model that left for it comes back."""
+        """Load a model for the first time. If this fails, the model that was unloaded for it is loaded again."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # an error in it is in the log
         began = perf_counter()
-        entry.stamps = _stamps(entry.path)  # before the load: a file in the making may be whole when the load has failed
+        entry.stamps = _stamps(entry.path)  # before the load: an incomplete file may be complete when the load has failed
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
@@ -462,7 +478,7 @@ class Models:
             logger.exception("%s could not be loaded", entry.name)
             try:
                 await self._give_up(entry, loaded)
-            except Exception:  # go on: its requests wait, and all other models
+            except Exception:  # go on, since its requests and all other models wait
                 logger.exception("%s may have left something in memory", entry.name)
             self._fail(entry, error)
             entry.stamps = {}  # the files are not to blame: the next request tries again
@@ -474,14 +490,13 @@ class Models:
         self._next()
 
     async def _give_up(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Free a loaded model that cannot start."""
         entry.loaded, entry.value = None, "loading"
         await self._free(loaded)
 
     async def _free(
         self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False
     ) -> None:
-        """Free a model that is no longer among the others: see `Loaded.close`."""
+        """Free a model that is no longer among the served models: see `Loaded.close`."""
         self._share_host()
         if loaded.service is not None:
             with suppress(ValueError):  # `adopt` did not get so far
@@ -489,7 +504,7 @@ class Models:
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
-        """Load a model into the memory that the embedder and the reranker leave free; if that fails, without them."""
+        """Load a model next to the embedding model and the reranker. If that fails, unload these two and try again."""
         assert self.opener is not None
         try:
             return self.opener.open(entry)
@@ -509,12 +524,12 @@ class Models:
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """Bring back the model that left for a failed one, if no other model wants the place."""
+        """Load the model again that was unloaded for a failed one, unless another model wants the place."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Check that a model's file still holds the model; if not, replace the model. Raises RequestError 503."""
+        """Check that a model's file still contains the model. If not, replace the model. Raises RequestError 503."""
         try:
             await asyncio.to_thread(loaded.vectors.model.weights.check)
         except ChangedFile:
@@ -531,7 +546,10 @@ class Models:
             entry.checking = None
 
     def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Forget a model whose file holds another model now, and its cache. Its waiting requests end with an error."""
+        """Drop a model and its cache, because its file contains another model now.
+
+        Its waiting requests end with an error.
+        """
         logger.info("%s is another model by now: it is loaded anew", entry.name)
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
         if self._last is entry:
@@ -546,7 +564,7 @@ class Models:
         entry.closing.add_done_callback(self._tasks.discard)
 
     def _check(self, entry: ModelEntry) -> None:
-        """Raise RequestError 503 for a model that cannot be loaded, before the loaded model has to leave for it."""
+        """Raise RequestError 503 for a model that cannot be loaded, before another model is unloaded for it."""
         stamps = _stamps(entry.path)
         if entry.value == "failed" and entry.stamps == stamps:
             raise _not_loaded(entry)
@@ -559,7 +577,7 @@ class Models:
     # ---- shown -----------------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[str, object]:
-        """Return the status of the models, the embedder and the reranker, by name; empty for one model alone."""
+        """Return the status of the models, the embedding model and the reranker, by name; empty for a single model."""
         if not self.takes_turns:
             return {}
         shown: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
@@ -570,7 +588,7 @@ class Models:
         return shown | {"beside": beside} if beside else shown
 
     def status_beside(self, name: object) -> dict[str, object]:
-        """Return the status of an embedder or a reranker in the words of llama-server's router."""
+        """Return the status of an embedding model or a reranker as llama-server's router does; empty: no such name."""
         if (worker := self.beside.get(str(name))) is None:
             return {}
         status: dict[str, object] = {"value": LISTED[_status(worker)]}

@@ -1,4 +1,4 @@
-"""Requests that repeat an earlier one: the prefix of its prompt, or a whole body that was refused."""
+"""Requests that repeat an earlier one: its prompt's prefix, or a whole body that was refused."""
 
 from __future__ import annotations
 
@@ -31,16 +31,19 @@ Client = tuple[str, ...]
 
 
 class Repeats:
-    """Digests of the prefixes of the newest prompts. It belongs to the event loop."""
+    """Digests of the prefixes of recent prompts. For the event loop only."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, None] = OrderedDict()
         self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt; return the length of the prefix that an earlier one had, rounded down to `STRIDE`.
+        """Remember a prompt.
 
-        After a client's first such prompt: 0. model: its name; two models may have the same tokens, but never the same KV.
+        Return the length in tokens of the prefix that it shares with an earlier prompt of the client. The length is
+        rounded down to a multiple of `STRIDE`. After a client's first repeated prompt the result is always 0, so that
+        the client gets one warning. model: the model's name. Two models may have the same tokens, but they never share
+        KV.
         """
         if client in self._warned:
             return 0
@@ -57,7 +60,7 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each prefix, up to the first documents, whose order is not known yet."""
+    """Yield a digest of each prefix, up to the first documents. The order of documents is not known yet."""
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):
@@ -95,7 +98,7 @@ MOST_REFUSED = 32  # remembered bodies, by digest
 
 
 class Refusals:
-    """The newest refusals, by a digest of path, model and body, each with the number of its repetitions."""
+    """The newest refusals, by a digest of path, model and body. Each refusal counts its repetitions."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[RequestError, int]] = OrderedDict()  # the least recently used first
@@ -104,7 +107,10 @@ class Refusals:
         return bool(self._kept)
 
     def find(self, key: bytes, path: str) -> RequestError | None:
-        """Return the error of an equal body that was refused. The log notes the 1st, 10th, 100th, ... time."""
+        """Return the error of an equal body that was refused; None if there was none.
+
+        The log notes the 1st, 10th, 100th, ... repetition.
+        """
         if key not in self._kept:
             return None
         error, count = self._kept.pop(key)
@@ -120,11 +126,11 @@ class Refusals:
 
 
 def is_lasting(asked: Options, error: RequestError) -> bool:
-    """Return whether a body refused with this error will be refused as long as the server runs."""
+    """Return whether a body that was refused with this error would be refused again for as long as the server runs."""
     continues = isinstance(asked, OpenAIFields) and (asked.conversation, asked.previous_response_id) != (None, None)
     return error.code == TOO_LONG and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 
 
 def key_of(place: str, asked: Options) -> bytes:
-    """Return the digest of a body. place: the path and the model."""
+    """Return the digest of a body. place: the path and the model's name."""
     return blake2b(place.encode() + b"\0" + msgspec.json.encode(asked), digest_size=16).digest()

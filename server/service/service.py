@@ -1,4 +1,4 @@
-"""A loaded model with all parts that serve it, for the routes."""
+"""A loaded model with all the parts that serve it, for the routes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
-ROOM = 0.5  # of a prompt's tokens, for documents from a search
+ROOM = 0.5  # share of a prompt's tokens for documents from a search
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # waiting grammars: each may take two seconds to compile
 NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
@@ -50,13 +50,14 @@ NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: se
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
-    """What routes call: a request is accepted, submitted, and read or abandoned. It belongs to the event loop.
+    """What the routes call to accept, submit, read and abandon a request. For the event loop only.
 
-    name: of the model, in answers. build: of llama.cpp and of this server. fingerprint: OpenAI's, from the build, the model
-    and the settings. parts: the model's share on each device. decision: how the model was fitted to memory; None: llama.cpp
-    could not count it. template: of chats. open: submitted generations that the engine has not ended yet, each with its
-    turn to remember, if any. _unattended: generations that go on without their clients, oldest first. _wholes:
-    generations whose whole answer is kept. _keeping: by id, the whole answers in the making.
+    name: the model's name in answers. build: the versions of llama.cpp and of this server. fingerprint: OpenAI's field,
+    made of the build, the model and the settings. parts: the model's share on each device. decision: how the model was
+    fitted to memory; None: llama.cpp could not count the memory. template: the chat template. open: the submitted
+    generations that the engine has not ended yet; the value is the turn to remember, if there is one. _unattended:
+    generations that go on without their clients, oldest first. _wholes: generations whose whole answer will be stored.
+    _keeping: the tasks that store whole answers, by the answer's id.
     """
 
     settings: Settings
@@ -98,8 +99,9 @@ class Service:
     ) -> Prepared:
         """Check a request, and build its prompts in a thread. A chat may continue a stored answer. Raises RequestError.
 
-        num_bytes: of the body. open_turn: as in `PromptBuilder.chat`. id: of the answer. found: documents from the server's
-        search. wake: `Sleep.bring` if no client waits for an answer, `Sleep.expect` if nothing is computed.
+        num_bytes: the size of the body. open_turn: as in `PromptBuilder.chat`. id: the answer's id; empty: a new one.
+        found: the documents of the server's search. wake: pass `Sleep.bring` if no client waits for an answer, and
+        `Sleep.expect` if nothing is computed.
         """
         wake(self.engine.sleep)
         asked.check()
@@ -119,7 +121,7 @@ class Service:
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-        """Return a chat in this server's words, its breakpoints, and warnings. Raises RequestError."""
+        """Return a chat in this server's form, its breakpoints, and warnings. Raises RequestError."""
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -155,7 +157,7 @@ class Service:
         return Prepared(id, prompts, asked, sampling, echoes=echoes, scores_prompts=scores, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
-        """Return a request with its compiled grammar, if it has one. Raises RequestError for a grammar that is no use."""
+        """Return a request with its compiled grammar, if it has one. Raises RequestError for an unusable grammar."""
         grammar_spec = prepared.grammar_spec
         if grammar_spec is None:
             return prepared
@@ -169,7 +171,10 @@ class Service:
         return replace(prepared, sampling=prepared.sampling.changed({"grammar": grammar}), warnings=warnings)
 
     def submit(self, prepared: Prepared) -> list[Generation]:
-        """Submit a request to the engine; return the generations of its choices. Raises RequestError: too long, no room."""
+        """Submit a request to the engine, and return the generations of its choices.
+
+        Raises RequestError if the prompt is too long or the queue is full.
+        """
         self._check_queue(prepared.num_choices)
         generations = self.submitter.generations(prepared)
         for generation in generations:
@@ -182,19 +187,19 @@ class Service:
         return generations
 
     async def prefetch(self, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False) -> bool:
-        """Compute the prompt of a chat ahead. False: no slot is idle. Raises RequestError.
+        """Compute the prompt of a chat ahead of the chat. False: no slot is idle. Raises RequestError.
 
-        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: end with the documents.
+        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: the prompt ends with the documents.
         """
         if self.is_full:
             return False
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
     async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-        """Compute the text before a chat's last documents ahead. False: it is cached or short, or no slot is idle.
+        """Compute the text before a chat's last documents ahead of the chat. Raises RequestError.
 
-        A short text is left out: alone, its tokens would be rounded differently than as a prefix of a whole prompt. key,
-        num_bytes: as in `prefetch`. Raises RequestError.
+        False: the text is cached, the text is too short, or no slot is idle. A short text is not computed, since alone
+        its tokens would be rounded differently than as the prefix of a whole prompt. key, num_bytes: as in `prefetch`.
         """
         if self.is_full:
             return False
@@ -205,7 +210,10 @@ class Service:
         return missing.tokens > 0 and await self.compute_ahead(key, prepared)
 
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
-        """Compute a prompt ahead on an idle slot, one for each key. False: none is idle. Raises RequestError: too long."""
+        """Compute a prompt on an idle slot before it is asked for. False: no slot is idle.
+
+        Raises RequestError if it is too long. key: a new prompt replaces the earlier prompt of the same key.
+        """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
         generation.on_end = self._resume_after
@@ -213,13 +221,13 @@ class Service:
         place, started = (prepared.options.cache_scope, key), False
         try:
             started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
-        finally:  # also where nobody waits for it any more
+        finally:  # also if nobody waits for the result any more
             if not started:
                 self.idle.resume()
         return started
 
     async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return as many first hits of a search as a chat has room for."""
+        """Return the hits that fit into a chat: as many as possible, from the first on."""
         length, room = partial(self.builder.length, scope), int(ROOM * self.submitter.limit)
         return await self.builder.threads.run(0, partial(fitting, hits, room, length))
 
@@ -235,10 +243,10 @@ class Service:
     # ---- a request ends --------------------------------------------------------------------------------------------
 
     def disconnect(self, generation: Generation) -> None:
-        """End a stream whose client has gone, unless it is to be finished. In a conversation only one stream goes on.
+        """Handle a client's disconnect: abandon its generation, or let the generation go on if the request wants that.
 
-        Such streams may take half of the places for open requests. Beyond that, the client with the most of them loses its
-        oldest.
+        In each conversation at most one generation goes on. All such generations together may take half of the places
+        for open requests. If they take more, the client that has the most of them loses its oldest.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -253,26 +261,26 @@ class Service:
             self.abandon(next(one for one, whose in self._unattended.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
-        """End the answer that goes on without a client in a conversation, if there is one."""
+        """End the answer of this conversation that goes on without a client, if there is one."""
         for generation in list(self._unattended):
             turn = self.open[generation]
             if turn and turn.ref and turn.ref.conversation is conversation:
                 self.abandon(generation)
 
     def find_open(self, scope: str, id: str) -> Generation | None:
-        """Return the open generation of an answer, unless it was abandoned; None: there is none."""
+        """Return the generation of an answer if it is open and not abandoned; otherwise None."""
         found = (one for one in self.open if one.id == id and one.scope == scope and not one.abandoned)
         return next(found, None)
 
     def stop(self, generation: Generation) -> None:
-        """End an answer for good; a client that still reads it gets a Failure."""
+        """End an answer for good. A client that still reads the answer gets a Failure."""
         generation.events.put(Failure(RequestError("the answer was stopped", code="answer_stopped")))
         self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
-        """End a generation whose client has gone, unless it has ended or is about to.
+        """End a generation that no client waits for, unless it has ended or is about to.
 
-        The generation counts as open until the engine has ended it: at most one step.
+        The generation counts as open until the engine has ended it, which takes at most one step.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -289,9 +297,9 @@ class Service:
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Count a generation that the engine has ended, and store its answer; return the event for its client.
+        """Count a generation that the engine has ended, and store its answer. Return the event for its client.
 
-        This runs before the client can read the event: so the client's next request finds the answer.
+        This runs before the client can read the event, so that the client's next request finds the answer.
         """
         turn = self.open.get(generation)
         try:
@@ -321,7 +329,7 @@ class Service:
     def _remember(
         self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None, *, session: str
     ) -> End:
-        """Store a finished turn, and queue idle prefill for the next one. Return `end` with the conversation's report."""
+        """Store a finished turn, and queue idle prefill for the next turn. Return `end` with the conversation's report."""
         request, layout = generation.request, generation.job.layout
         text = "".join(generation.parts)
         answer, key, is_content = turn.read(text, end.is_cut)
@@ -343,7 +351,10 @@ class Service:
         return replace(end, report=report)
 
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
-        """Have the whole answer stored with its conversation at its end. make: returns the answer as JSON, in a thread."""
+        """Have the whole answer stored with its conversation when the answer ends.
+
+        make: returns the answer as JSON; runs in a thread.
+        """
         self._wholes[generation] = make
 
     async def _keep(self, generation: Generation, make: Callable[[], bytes]) -> None:
@@ -356,22 +367,25 @@ class Service:
             del self._keeping[generation.id]
 
     async def kept(self, id: str) -> None:
-        """Wait until an ended answer is stored whole."""
+        """Wait until an answer that has ended is stored."""
         if id in self._keeping:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a session's prompt. entries: its messages and the answer. Prompts whose answer they quote are retired."""
+        """Remember a prompt of a session, and retire the prompts whose answer it quotes.
+
+        entries: the messages of the prompt, and its answer.
+        """
         job, scope = generation.job, generation.request.index_scope
         if session and scope.is_shared:
             answer, heard = spoken(entries)
-            tokens = job.tokens[: job.computed].copy()  # a view would keep the memory of the longest answer
+            tokens = job.tokens[: job.computed].copy()  # a copy, since a view would keep the memory of the longest answer
             branch = Branch(scope, tokens, job.num_prompt, answer)
             if done := self.sessions.note_prompt((generation.scope, session), branch, heard):
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
-        """Resume the idle prefill that a prompt computed ahead has interrupted."""
+        """Resume the idle prefill that this prompt, which was computed ahead, has interrupted."""
         self.idle.resume()
         return event
 
@@ -382,7 +396,10 @@ class Service:
         self.idle.resume()
 
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
-        """End all open requests, and free all. keeps_vocabulary: running routes may still read the model's vocabulary."""
+        """End all open requests, and free the model and its parts.
+
+        keeps_vocabulary: keep the model's vocabulary, which running routes may still read.
+        """
         self.engine.stop(why)
         self.view.close()
         self.builder.close()
@@ -400,7 +417,7 @@ class Service:
 
     @property
     def max_open(self) -> int:
-        """The most requests that may run or wait."""
+        """The most requests that may run or wait at a time."""
         return self.settings.parallel + self.settings.max_queue
 
     def _check_queue(self, num_new: int) -> None:
@@ -426,5 +443,5 @@ def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
 
 
 def new_id(kind: str) -> str:
-    """Return an id that cannot be guessed: whoever knows an answer's id may continue the answer."""
+    """Return an id that cannot be guessed, since whoever knows an answer's id may continue the answer."""
     return kind + secrets.token_hex(12)

@@ -1,4 +1,4 @@
-"""From accepted requests to generations for the engine."""
+"""Makes generations for the engine from accepted requests."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ SCORED = "the log-probabilities of the prompt were asked for, so all of it was c
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A checked request with its prompts. id: of the answer. turn: of a chat, to remember.
+    """A checked request with its prompts.
 
-    echoes: the prompts' texts, if the answer starts with them. scores_prompts: the answer starts with their tokens and
-    logprobs instead. grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search,
-    and the finder of citations. warnings: of wishes without effect.
+    id: the answer's id. turn: the turn to remember; None for a text. echoes: the prompts' texts, if the answer starts
+    with them. scores_prompts: the answer starts with the prompts' tokens and their logprobs. grammar_spec: the grammar
+    that the answers must fit. answer_sources: the documents of a search, which the answer may cite. warnings: texts
+    about fields that have no effect.
     """
 
     id: str
@@ -56,13 +57,13 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The only prompt; a chat has one."""
+        """The prompt of a request that has only one, such as a chat."""
         (prompt,) = self.prompts
         return prompt
 
     @property
     def question(self) -> bytes:
-        """The last message of the user, as JSON; empty for a text."""
+        """The last message of the user, as JSON; empty if the request is no chat."""
         entries = self.turn.chat.entries if self.turn else ()
         return next((entry.said for entry in reversed(entries) if entry.role == "user"), b"")
 
@@ -73,7 +74,7 @@ class Prepared:
 
 
 def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None:
-    """Raise RequestError if an unstreamed answer could list more probabilities than memory should take."""
+    """Raise RequestError if the probabilities in an unstreamed answer could take too much memory."""
     if prepared.sampling.n_probs is None or prepared.options.stream:
         return
     listed = sum(one.num_echoed + one.limit for one in generations) * (prepared.sampling.n_probs + 1)
@@ -83,7 +84,10 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
-    """Return the result of `use` for a list of scales. where: the list's field. Raises RequestError: no such adapter."""
+    """Return the result of `use` for a list of adapters' scales. Raises RequestError if an adapter does not exist.
+
+    where: the name of the request's field, for the error.
+    """
     try:
         return use({one.id: one.scale for one in asked})
     except UnknownAdapter as error:
@@ -92,15 +96,16 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
 
 
 def _parts(prepared: Prepared) -> ContentParts | None:
-    """Return the separator of content from the rest of an answer, for stop strings; None: all is content."""
+    """Return what separates content from the rest of an answer, for stop strings; None if all is content."""
     reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
     return ReadParts(reader) if isinstance(reader, SteppedReader) else None
 
 
 class Submitter:
-    """Makes generations. It belongs to the event loop.
+    """Makes generations. For the event loop only.
 
-    limit: the tokens of a prompt and its answer. defaults: of requests.
+    limit: the most tokens that a prompt and its answer may have together. defaults: the values of fields that a request
+    does not set.
     """
 
     def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, adapters: Adapters) -> None:
@@ -109,7 +114,7 @@ class Submitter:
         self._ids = itertools.count(1)
 
     async def check_movable(self) -> None:
-        """Raise RequestError if the model's KV cannot be moved, so that no documents can be read separately."""
+        """Raise RequestError if the model's KV cannot be moved. Documents cannot be read separately then."""
         if reason := await self._view.why_unmovable():
             wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
             raise RequestError(wrong, param="documents_attention")
@@ -124,17 +129,20 @@ class Submitter:
         return self._model.can_trim or self._view.keeps_snapshots
 
     def scope(self, options: Options) -> Scope:
-        """Return the scope of a cached request's KV. Raises RequestError: no such adapter."""
+        """Return the scope of a cached request's KV. Raises RequestError if the request names an unknown adapter."""
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
     def scope_of_dry_run(self, options: Options) -> Scope:
-        """Return the scope whose KV a request would reuse: an empty one if it refuses to. Raises RequestError."""
+        """Return the scope whose KV a request would reuse. If the request turns the cache off, the scope is empty.
+
+        Raises RequestError.
+        """
         shared = self.scope(options)
         return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
-        """Return a request's sampling parameters. Call it in a prompt thread: it may tokenise. Raises RequestError."""
+        """Return a request's sampling parameters. Raises RequestError. It may tokenise, so call it in a prompt thread."""
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -145,9 +153,9 @@ class Submitter:
             raise too_long(prompt.num_tokens, self.limit)
 
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
-        """Return the generations of a request, by prompt and then by choice. Raises RequestError.
+        """Return the generations of a request, ordered by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share its KV, even if no other request may.
+        The choices of a prompt share its KV, even if no other request may use it.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -166,7 +174,7 @@ class Submitter:
         return made
 
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
-        """Return one generation. place: the id of the first choice of its prompt, and the index of this choice."""
+        """Return one generation. place: the id of the first choice of the same prompt, and the index of this choice."""
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -178,7 +186,7 @@ class Submitter:
             id=number,
             prompt=prompt,
             limit=max(limit, 1),
-            # A recurrent state on the device belongs to one request; choices share it by snapshots.
+            # A recurrent state on the device belongs to one request; choices share a state through snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             kind=kind,
@@ -212,18 +220,18 @@ class Submitter:
 
     @property
     def why_no_drafts(self) -> str:
-        """Why no request can have drafts; empty: requests can."""
+        """Why no request can have drafts; empty if requests can."""
         if self._view.can_cut:
             return ""
         return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
 
     @property
     def draft(self) -> Draft:
-        """How tokens are drafted for requests without `draft`."""
+        """How tokens are drafted for requests that do not set `draft`."""
         return "off" if self.why_no_drafts else self.defaults.draft
 
     def _draft(self, options: Options) -> Lookup | None:
-        """Return the source of a request's drafts; None: nothing is drafted. Raises RequestError."""
+        """Return the source of drafts for a request; None if nothing is drafted. Raises RequestError."""
         wanted = self.draft if options.draft is None else options.draft
         if wanted == "off":
             return None
@@ -236,14 +244,17 @@ class Submitter:
         return Lookup(asks_model=wanted == "model")
 
     def _slot(self, options: Options) -> int:
-        """Return the slot that a request wants; -1: any. Raises RequestError."""
+        """Return the slot that a request asks for; -1 for any slot. Raises RequestError."""
         if options.id_slot >= self._view.num_slots:
             expected = f"expected -1 (any) to {self._view.num_slots - 1}"
             raise RequestError(f"id_slot is {options.id_slot:,}: {expected}", param="id_slot")
         return options.id_slot
 
     def _pieces(self, prepared: Prepared) -> Callable[[int], bytes]:
-        """Return the function from a token to its bytes in an answer; a control token has some only if a reader needs it."""
+        """Return a function from a token to its bytes in an answer.
+
+        Control tokens have bytes only if a reader needs them.
+        """
         spelt = prepared.turn.chat.form.spelt if prepared.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
 
