@@ -27,6 +27,8 @@ ARGS ?=
 MODEL :=
 CLIENT ?= claude
 PROCESSES ?= 2
+# Each file in one process, in the order of the folders: those of few tests, some of which are long, are not the last ones.
+SHARED := --dist loadfile --no-loadscope-reorder
 LLAMA ?=
 ASKED = $(or $(LLAMA),$(patsubst $(VENV)/.llama-%,%,$(wildcard $(VENV)/.llama-*)))
 URL ?= http://127.0.0.1:8080
@@ -57,13 +59,13 @@ launch: $(VENV)/.serving
 	$(BIN)/slotcache launch $(CLIENT) $(if $(MODEL),-m $(MODEL)) $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(QUICK) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) $(SHARED) $(QUICK) $(ARGS)
 
 test: $(VENV)/.developing
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) $(SHARED) $(ARGS)
 
 coverage: $(VENV)/.developing
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(foreach room,$(ROOMS),--cov $(room)) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) $(SHARED) $(foreach room,$(ROOMS),--cov $(room)) $(ARGS)
 
 # The clients leave event loops open.
 client-test: $(VENV)/.clients $(VENV)/.openai-3 $(VENV)/.programs
@@ -110,7 +112,7 @@ $(VENV)/.ray: $(VENV)/.developing
 device-test: rpc-test vulkan-test
 
 rpc-test: $(VENV)/.developing $(DEVICE)/plugin.so
-	$(BIN)/python tests/device/run.py rpc $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile $(DEVICE_TESTS) $(ARGS)
+	$(BIN)/python tests/device/run.py rpc $(BIN)/python -m pytest --numprocesses $(PROCESSES) $(SHARED) $(DEVICE_TESTS) $(ARGS)
 	$(BIN)/python tests/device/run.py rpc2 $(BIN)/python -m pytest tests/device/test_two_devices.py
 
 # Vulkan's device in software, where Mesa has brought its driver.
@@ -119,7 +121,7 @@ vulkan-test: $(VENV)/.developing
 		echo "not tested on Vulkan, which needs a driver in software and npm: apt-get install mesa-vulkan-drivers npm"; \
 	else \
 		$(MAKE) $(DEVICE)/vulkan/.fetched && $(BIN)/python tests/device/run.py vulkan $(BIN)/python -m pytest \
-			--numprocesses $(PROCESSES) --dist loadfile $(VULKAN_TESTS) $(ARGS); \
+			--numprocesses $(PROCESSES) $(SHARED) $(VULKAN_TESTS) $(ARGS); \
 	fi
 
 $(DEVICE)/vulkan/.fetched: prebuilt/vulkan/package-lock.json
@@ -165,7 +167,7 @@ $(VENV)/.page: $(VENV)/.developing
 	@touch $@
 
 mutations: $(VENV)/.developing
-	SLOTCACHE_MUTATIONS=$(or $(MUTATIONS),10000) $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+	SLOTCACHE_MUTATIONS=$(or $(MUTATIONS),10000) $(BIN)/python -m pytest --numprocesses $(PROCESSES) $(SHARED) \
 		tests/slots/test_mutated_records.py tests/server/engine/test_mutated_files.py tests/models/test_mutated_models.py $(ARGS)
 
 endurance: $(VENV)/.developing

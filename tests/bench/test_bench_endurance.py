@@ -95,9 +95,10 @@ def test_each_fault_finds_what_it_breaks() -> None:
 
 def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """Small trials. `make endurance` has the whole ones, and looks at the clock: this machine may be busy."""
-    for name in ("TIMEOUT", "DYING", "TELLING", "GAP"):
+    for name in ("TIMEOUT", "DYING", "GRACE", "GAP"):
         monkeypatch.setattr(endurance, name, 300.0)
     monkeypatch.setattr(rude, "SLOW_HEALTH", 300.0)
+    monkeypatch.setattr(rude, "NUM_PROMPTS", 2)
     monkeypatch.setattr(endurance, "CONVERSATIONS", 8)
     monkeypatch.setattr(endurance, "IDLE", 0.2)
     out = tmp_path / "out.json"

@@ -11,7 +11,8 @@ QUESTION = USUAL | {"messages": [{"role": "user", "content": "What?"}]}
 WITH_DOCUMENTS = QUESTION | {"documents": [{"id": "a", "text": "A text of a document."}]}
 PATIENCE = {"dialect": "openai"}
 IMPATIENCE = PATIENCE | {"answer_timeout": 1.0, "stall_timeout": 1.0}
-"""Of fronts whose upstream hangs. Any other is given the usual time: the machine may be busy."""
+AT_ONCE = PATIENCE | {"answer_timeout": 0.2, "stall_timeout": 0.2}
+"""Of fronts whose upstream hangs: in a stream, before an answer. Any other gets the usual time: machines may be busy."""
 TWO = event("one") + event("two")
 
 
@@ -23,7 +24,8 @@ def error_of(answer):
 
 
 def ask(script, body=WITH_DOCUMENTS, path="/v1/chat/completions"):
-    with scripted(*script) as upstream, ordering(upstream.url, **(IMPATIENCE if HANG in script else PATIENCE)) as front:
+    patience = PATIENCE if HANG not in script else IMPATIENCE if "stream" in body else AT_ONCE
+    with scripted(*script) as upstream, ordering(upstream.url, **patience) as front:
         return front.http.post(path, json=body)
 
 

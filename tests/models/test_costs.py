@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -52,6 +53,11 @@ ON_BOTH = cast(Model, SimpleNamespace(device="RPC0", is_on_device=False, split=s
 CARD = Device(name="CUDA0", description="A card", kind="GPU", free=1 << 30, total=1 << 30)
 
 
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def is_number(node):
     return (isinstance(node, ast.Constant) and type(node.value) in (int, float)) or ast.unparse(node).endswith(".inf")
 
@@ -72,7 +78,7 @@ def numbers_by_name(tree):
 
 def test_costs_are_made_and_changed_in_one_place():
     for path in set(ELSEWHERE) - {OFF}:
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
         made = [call for call in calls if ast.unparse(call.func).split(".")[-1] in ("Costs", "replace")]
         assert not [path for call in made if {keyword.arg for keyword in call.keywords} & NAMES], path
 
@@ -81,7 +87,7 @@ def test_no_name_of_a_cost_has_a_number_elsewhere():
     of_costs = [
         (str(path.relative_to(ROOT)), name)
         for path in sorted(set(ELSEWHERE) - {OFF})
-        for name, value in numbers_by_name(ast.parse(path.read_text()))
+        for name, value in numbers_by_name(tree_of(path))
         if is_number(value) and name.lower().split(".")[-1].lstrip("_") in NAMES
     ]
     assert of_costs == [("slots/job.py", "recompute_last")], "what a request has before its admission"
@@ -92,7 +98,7 @@ def test_no_constant_of_a_module_is_a_measured_one():
         text = path.read_text()
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-        for node in ast.parse(text).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and is_number(node.value):
                 comment = comments.get(node.lineno, "")
                 is_setting = ast.unparse(node).startswith("SWITCH_INTERVAL")  # of the interpreter

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from slotcache.models import sampling
+from slotcache.models import grammar, sampling
 from slotcache.models.grammar import BYTES_A_CHARACTER, KEPT, Constraint, Grammars, compute_masks
 from slotcache.models.json_schema import MAX_BYTES, GrammarError, GrammarSource
 from slotcache.models.model import Model
@@ -339,17 +339,18 @@ class SlowMatcher:
 
 def burn():
     began = time.thread_time()
-    while time.thread_time() - began < 0.25:
+    while time.thread_time() - began < 0.15:
         pass
 
 
-@pytest.mark.parametrize(("wait", "fails"), [(burn, True), (lambda: time.sleep(0.25), False)], ids=["work", "sleep"])
-def test_an_answer_fails_for_the_work_of_its_masks_and_not_for_a_busy_machine(model, grammars, wait, fails):
+@pytest.mark.parametrize(("wait", "fails"), [(burn, True), (lambda: time.sleep(0.15), False)], ids=["work", "sleep"])
+def test_an_answer_fails_for_the_work_of_its_masks_and_not_for_a_busy_machine(model, grammars, wait, fails, monkeypatch):
+    monkeypatch.setattr(grammar, "PATIENCE", 0.2)
     (letter,) = model.tokenize("a").tolist()
     constraint = compiled(grammars, GrammarSource("regex", "[ab]*")).start()
     constraint._matcher = SlowMatcher(constraint._matcher, wait)
     with ThreadPoolExecutor(1) as thread:
-        for _ in range(8):
+        for _ in range(4):
             compute_masks([constraint], thread)
             constraint.apply(np.zeros(model.num_vocab, np.float32))
             constraint.accept(letter)

@@ -54,6 +54,6 @@ def notices_outside(notices, file):
 def has_notice(notices):
     """Whether a notice comes within a while."""
     try:
-        return notices.get(timeout=2)
+        return notices.get(timeout=0.7)
     except Empty:
         return False

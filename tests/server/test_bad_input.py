@@ -193,7 +193,7 @@ def test_a_budget_larger_than_the_memory_is_cut_with_a_line_in_the_log(tiny, cap
 @pytest.mark.parametrize("cache_ram", [0, 64])
 def test_prompts_that_fill_the_pool_while_all_of_it_is_pinned(tiny, cache_ram):
     """Each prompt takes most of the pool, the answers the rest: requests wait for each other, pause, and all end whole."""
-    prompts = [[300 + number, *range(100, 400), *range(100, 400)] for number in range(9)]
+    prompts = [[300 + number, *range(100, 400), *range(100, 400)] for number in range(6)]
     with running(tiny, ctx_size=1024, parallel=3, cache_ram=cache_ram) as server:
 
         def ask(prompt):

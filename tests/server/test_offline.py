@@ -71,7 +71,7 @@ def test_nothing_waits_for_a_line():
 
 def test_after_a_kill_finished_lines_are_not_computed_again(tiny, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write(source, 90, max_tokens=300)
+    write(source, 40, max_tokens=300)
     process = subprocess.Popen(command("batch", source, "-o", target, "-m", tiny, *FLAGS), stderr=subprocess.DEVNULL)
     try:
         until(lambda: target.exists() and target.read_bytes().count(b"\n") > 2)
@@ -80,10 +80,10 @@ def test_after_a_kill_finished_lines_are_not_computed_again(tiny, tmp_path):
         process.wait()
     before = target.read_bytes()
     whole = before[: before.rfind(b"\n") + 1]
-    assert 2 < whole.count(b"\n") < 90
+    assert 2 < whole.count(b"\n") < 40
     result = run("batch", source, "-o", target, "-m", tiny, *FLAGS)
     assert result.returncode == 0 and target.read_bytes().startswith(whole)
-    assert sorted(row["custom_id"] for row in rows(target)) == sorted(f"n{at}" for at in range(90))
+    assert sorted(row["custom_id"] for row in rows(target)) == sorted(f"n{at}" for at in range(40))
 
 
 @pytest.mark.parametrize(

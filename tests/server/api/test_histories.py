@@ -1,6 +1,7 @@
 """Histories of other servers' threads: an unknown or null thing in one never ends it, on any API, whole and streamed."""
 
 import json
+import os
 import random
 import re
 from typing import Any
@@ -12,6 +13,7 @@ from support.template_shapes import ALTERNATES, LOSES, SMALL, TAKES
 from server.conftest import REST, running
 
 TEMPLATE = TAKES.replace("m.content }}", 'm.content }}{{ "(" + m.reasoning_content + ")" if m.reasoning_content }}')
+LIVES = int(os.environ.get("SLOTCACHE_LIVES", "15"))  # histories at random of each template
 LENGTH = {CHAT: {"max_tokens": 2}, MESSAGES: {"max_tokens": 2}, OLLAMA: {"options": {"num_predict": 2}}}
 every = pytest.mark.parametrize("api", [CHAT, MESSAGES, OLLAMA], ids=str)
 IMAGE = "[image: not shown, since this model reads text only]"
@@ -480,7 +482,7 @@ def any_message(choose: random.Random) -> Any:
 def test_no_history_is_refused(tiny, name):
     choose = random.Random(name)
     with running(tiny, chat_template=SMALL[name]) as up:
-        for _ in range(50):
+        for _ in range(LIVES):
             history = [any_message(choose) for _ in range(choose.randrange(1, 6))]
             for api in (CHAT, MESSAGES, OLLAMA):
                 answer = post(up, api, [*history, said("user", text("And?"))])

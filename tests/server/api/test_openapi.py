@@ -70,7 +70,7 @@ def requests(draw):
     return path, body, draw(st.sampled_from(["save", "restore", "erase", ""]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list[Any](HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list[Any](HealthCheck))
 @given(requests())
 def test_whatever_comes_no_route_fails(server, request_made):
     path, body, action = request_made

@@ -305,7 +305,7 @@ def test_answers_say_when_the_index_was_not_up_to_date(tiny, tmp_path):
 
 
 def test_chats_run_while_an_index_is_built(tiny, tmp_path):
-    many = {f"{number}.md": f"# Note {number}\n\nThe stone {number} is old.\n" for number in range(150)}
+    many = {f"{number}.md": f"# Note {number}\n\nThe stone {number} is old.\n" for number in range(100)}
     with running(tiny, docs=str(write(tmp_path / "notes", many)), docs_db=str(tmp_path / "db")) as up:
         until(lambda: up.folder_index.index.progress.chunks > 0)
         while not is_ready(up):

@@ -242,7 +242,7 @@ def test_two_servers_have_an_index_each(tiny, tmp_path):
 
 
 def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
-    many = {f"{number}.md": f"# Note {number}\n\nThe number is {number}.\n" for number in range(1000)}
+    many = {f"{number}.md": f"# Note {number}\n\nThe number is {number}.\n" for number in range(300)}
     folder = write(tmp_path / "notes", many)
     settings: dict[str, Any] = {"docs": str(folder), "docs_db": str(tmp_path / "db")}
     with running(tiny, **settings) as up:
@@ -250,7 +250,7 @@ def test_a_server_may_stop_while_it_reads(tiny, tmp_path):
         assert not is_ready(up)
     with running(tiny, **settings) as up:
         until(lambda: is_ready(up))
-        assert up.folder_index.index.progress.chunks == 1000
+        assert up.folder_index.index.progress.chunks == 300
         assert "failed" not in {file["state"] for file in files(up).values()}
         up.folder_index.index.store.check()
 

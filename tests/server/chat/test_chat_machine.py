@@ -206,7 +206,7 @@ class Chats(RuleBasedStateMachine):
         answers = [one.result() for one in sent]
         histories = [self.judged(*pair) for pair in zip(turns, answers, strict=True)]
         for (talk, wish), turn, answer, entries in zip(pairs, turns, answers, histories, strict=True):
-            self.world.remember(turn, entries, answer.id, answer.reported)
+            self.world.remember(turn, entries, answer.id, answer.report)
             talk.messages += [Message("user", wish.question, wish.documents or None), Message("assistant", answer.text)]
             talk.answers.append(answer.id)
 

@@ -107,7 +107,7 @@ def test_sampled_tokens_have_the_distribution_that_they_have_without(floats, oth
 
 
 def check_the_distribution(up, monkeypatch, temperature):
-    """The last letters of 960 short answers, drafted and not: counts as far apart as chance makes them.
+    """The last letters of 576 short answers, drafted and not: counts as far apart as chance makes them.
 
     Only letters are drafted. Within an answer they hang together, and choices have the seeds behind their request's.
     """
@@ -126,12 +126,12 @@ def check_the_distribution(up, monkeypatch, temperature):
     ids = [id for id, _ in bias]
     monkeypatch.setattr(Best, "choose", lambda self, logits, context, index: ids[int(logits[ids].argmax())])
     for first, draft in ((0, "off"), (10_000, "model")):
-        seeds = range(first, first + 80 * 12, 12)
+        seeds = range(first, first + 48 * 12, 12)
         answers = [trial(up, **asked, logit_bias=bias, seed=seed, draft=draft) for seed in seeds]
         counts[draft] = Counter(one["content"][-1] for answer in answers for one in answer)
     assert up.metric("slotcache_accepted_tokens_total") > 100
     off, model = counts["off"], counts["model"]
-    assert off.total() == model.total() == 80 * 12
+    assert off.total() == model.total() == 48 * 12
     square = sum((off[one] - model[one]) ** 2 / (off[one] + model[one]) for one in off | model)
     assert square < 16.3, counts  # chi squared of three degrees of freedom: one in a thousand; the seeds are fixed
 

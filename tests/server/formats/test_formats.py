@@ -137,9 +137,9 @@ def stopped(case, stops, cuts=(), is_cut=False):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.text[:24]!r}")
 def test_stop_strings_count_in_content_only(case):
-    """Each piece of the text as a stop string: one of content ends it there, and none of reasoning or of a call does."""
+    """Every other piece of the text as a stop string: one of content ends it there, none of reasoning or of a call does."""
     whole = read(case)
-    for at in range(len(case.text) - 2):
+    for at in range(0, len(case.text) - 2, 2):
         stop = case.text[at : at + 3]
         text, found = stopped(case, [stop], range(1, len(case.text)))
         place = case.content.find(stop)
@@ -225,7 +225,8 @@ def test_time_is_linear(family, unit):
         read(Case(family, text), range(64, len(text), 64))
         return time.process_time() - began
 
-    assert min(spent(200_000), spent(200_000)) < 50 * max(spent(20_000), 0.005)
+    few = spent(20_000)
+    assert any(spent(200_000) < 50 * max(few, 0.005) for _ in range(2))
 
 
 @pytest.mark.parametrize("family", sorted(BY_NAME))

@@ -118,4 +118,5 @@ def test_a_long_value_takes_linear_time(unit, schema):
         value(text, schema)
         return process_time() - began
 
-    assert min(spent(400_000), spent(400_000)) < 40 * max(spent(40_000), 0.005)
+    few = spent(20_000)
+    assert any(spent(200_000) < 40 * max(few, 0.005) for _ in range(2))
