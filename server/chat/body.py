@@ -53,7 +53,7 @@ TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
     """How tokens are sampled, and the grammar or schema that the answer must fit.
 
-    At most one of these fields may be set. Their names are those of OpenAI and llama-server.
+    At most one field for a grammar or a schema may be set. The names are those of OpenAI and llama-server.
     """
 
     response_format: dict[str, JsonValue] | None = None

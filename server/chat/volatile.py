@@ -129,8 +129,8 @@ class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
     lock: only one request at a time uses them. changed: new contents of files by name, which the store will write;
-    None: the file will be deleted. Only the store sets the other three: files: the names of all files; num_bytes: the
-    bytes of memory that it has counted; is_forgotten: it has dropped these instructions.
+    None: the file will be deleted. Only the store sets the other three. files: the names of all files. num_bytes: the
+    bytes of memory that it has counted. is_forgotten: it has dropped these instructions.
     """
 
     lineage: Lineage

@@ -647,8 +647,8 @@ class Channels:
 
     starts: the tags that begin a header. message: the tag that ends a header. ends: the tags that end a message. to:
     finds the tool in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content.
-    With any other header, the header itself is content. written_reasoning: the tags before and after reasoning, the
-    second up to the next header; None: there is no reasoning.
+    With any other header, the header itself is content. written_reasoning: the tag before reasoning, and the text after
+    it up to the next header; None: there is no reasoning.
     """
 
     starts: tuple[str, ...]

@@ -219,8 +219,8 @@ class Turns:
 class PromptThreads:
     """Makes prompts in threads, for the event loop. Small prompts take turns with each other, and so do large prompts.
 
-    A turn is short, but a single step of a large prompt may take up to a second. room: how many bytes of requests may
-    still wait, since a waiting request takes memory. num_open: the number of prompts that are being made or wait.
+    A turn of a large prompt may last a second. room: how many bytes of requests may still wait, since they take memory.
+    num_open: the number of prompts in work or waiting.
     """
 
     def __init__(self, room: int) -> None:

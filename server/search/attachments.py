@@ -59,10 +59,10 @@ class Attachment:
     """One attached file and its index, in a folder of their own. Any thread may use it after `read`.
 
     name: the client's name of the file, without control characters. size: the bytes of the file. letters, tokens: the
-    length of its text. num_bytes: the size on disk. left_out: how many letters were dropped on purpose, by kind. scope:
-    the scope that a kept file belongs to. used: the time of its last use, in monotonic seconds. state: embedding, ready
-    or failed; a failed file has an `error`. num_vectors: how many vectors exist so far. num_embedded: how many
-    documents will get a vector. embedding: the model that made the vectors, set when all vectors exist.
+    length of its text. num_bytes: the size on disk. left_out: letters dropped on purpose, by kind. scope: the scope of
+    a kept file. used: its last use, in monotonic seconds. state: embedding, ready or failed; a failed file has an
+    `error`. num_vectors: the vectors so far. num_embedded: the documents that will get a vector. embedding: the model
+    that made the vectors, once all exist.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -432,9 +432,9 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches: first the best hit of each search, then the second hits, and so on.
+    """Return the first hits of several searches, which take turns: all first hits, then all second hits, and so on.
 
-    The searches take turns because scores of different searches cannot be compared.
+    Scores of different searches cannot be compared.
     """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
