@@ -450,7 +450,7 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 def described_place(parts: Sequence[DevicePart]) -> str:
     """Return the number of layers on each GPU, and the bytes of weights there.
 
-    The bytes are named because overrides may put tensors on another device than their layer.
+    An override may put a tensor on another device than its layer, so the bytes say more than the layers.
     """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:

@@ -61,7 +61,10 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return what is known after a history that follows the summary: some clients move the context of a turn."""
+        """Learn from a history that has the summary, and return what is known then.
+
+        The history shows which messages the client moves or drops.
+        """
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)

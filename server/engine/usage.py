@@ -88,7 +88,7 @@ class Change(TypedDict):
     """A piece of text that differs from an earlier prompt, although the same text follows it in both prompts.
 
     after: the new piece. before: the old piece, if it may be shown. Both start with a few words before the piece.
-    tokens, ms: the size of the same text after the piece, and the time it took, since it had to be computed again.
+    tokens, ms: the length of the same text after the piece, and the time to compute it again.
     """
 
     before: NotRequired[str]

@@ -431,9 +431,9 @@ class EmbeddingWorker:
 class Vectors:
     """Everything that a server does without generating text: tokens, vectors, scores.
 
-    model, name: the served model. texts: its tokeniser. embedding: the embedding model; reranking: the reranker; None:
-    the settings do not ask for it. for_search: the embedding model, if it makes one vector for each text. threads: they
-    tokenise, and write numbers as text. beside: the models that were loaded only for vectors or scores.
+    model, name: the served model. texts: its tokeniser. embedding, reranking: the embedding model and the reranker;
+    None if the settings do not ask for it. for_search: the embedding model, if it makes one vector for each text.
+    threads: they tokenise, and write numbers as text. beside: the models that were loaded only for vectors or scores.
     """
 
     settings: Settings
