@@ -164,10 +164,10 @@ def answer_service_of(request: Request, scope: str, id: str) -> Service:
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return what serves the model of a request.
+    """Return what serves the model of a request: the model in the body, or in `?model=`, or else the first model.
 
-    The body or `?model=` names the model; without a name it is the first one. Raises RequestError 503 while the first
-    model loads, 404 for an unknown model, and 503 for a model that is not loaded.
+    Raises RequestError 503 while the first model loads, 404 for an unknown model, and 503 for a model that is not
+    loaded.
     """
     loaded: Loaded | None = getattr(request.state, "loaded", None)
     if loaded is not None:

@@ -451,7 +451,7 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, including unfinished ones. Return whether it had any."""
+        """Drop a conversation with all its answers, even unfinished ones. Return whether there was an answer."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:

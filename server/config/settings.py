@@ -391,7 +391,7 @@ class Settings(Numbers):
     def names(self, model: Path) -> tuple[str, ...]:
         """Return the model's names in alphabetical order, as llama-server does.
 
-        Without --alias it is the name of the file.
+        Without --alias, return the file's name.
         """
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)

@@ -49,7 +49,7 @@ Fields = dict[str, object]
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: the document has another place in the prompt.
+    rank: the document's place in the retrieval order, from 1. moved: whether its place in the prompt is another one.
     """
 
     id: str
