@@ -88,7 +88,7 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """Answer with the page or one of its files. Ollama's clients send the same request to learn whether a server runs."""
+    """Answer with the page or with one of its files. At `/`, tell Ollama's clients that the server runs."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))

@@ -468,7 +468,7 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 def described_place(parts: Sequence[DevicePart]) -> str:
     """Describe the number of layers and the bytes of weights on each GPU.
 
-    Overrides may move tensors away from their layers.
+    An override may put a tensor on another device than its layer, so the bytes say more than the layers.
     """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:

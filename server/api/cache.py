@@ -26,7 +26,7 @@ from .stream import collect
 async def warm(request: Request, asked: WarmRequest) -> Response:
     """Prefill the prompt of a chat (messages, documents) and keep it in the cache; generate nothing.
 
-    With `pin`, all other KV is evicted before this prompt, for `ttl` seconds or until the server stops.
+    With `pin` the prompt is evicted last. The pin lasts for `ttl` seconds, or until the server stops.
     """
     service = service_of(request)
     if not (service.model.can_trim or service.view.keeps_snapshots):

@@ -164,10 +164,10 @@ def answer_service_of(request: Request, scope: str, id: str) -> Service:
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return what serves the model of a request.
+    """Return what serves the model of a request: the model in the body, or in `?model=`, or else the first model.
 
-    The body or `?model=` names the model; without a name it is the first one. Raises RequestError 503 while the first
-    model loads, 404 for an unknown model, and 503 for a model that is not loaded.
+    Raises RequestError 503 while the first model loads, 404 for an unknown model, and 503 for a model that is not
+    loaded.
     """
     loaded: Loaded | None = getattr(request.state, "loaded", None)
     if loaded is not None:
@@ -254,10 +254,7 @@ async def prepare(
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
-    """Return the prompt that a chat would have now, and how much of it would be reused.
-
-    The prompt has the line that tells the model the most relevant document, if the documents are reordered.
-    """
+    """Return the prompt that a chat would have now, with the line about a changed order of documents, and its reuse."""
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
@@ -400,8 +397,8 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
     """Wrap a handler: read the body, load the model, call the handler, and then stream or collect the generated answer.
 
     opening: makes the reply of a stream that begins before its model is loaded. chooses: whether to load the model that
-    the body names. A decoded body is freed when the handler returns: it takes about 20 times the memory of its JSON,
-    and an answer may take minutes.
+    the body names. A decoded body is freed when the handler returns, since it takes about 20 times the memory of its
+    JSON.
     """
 
     @wraps(handler)

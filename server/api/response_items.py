@@ -46,8 +46,8 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages made from items. Raises RequestError for a question that is not text.
 
-    Contents stay unchanged. The question is the last item that is not null, if this item is a message of the user. An
-    item becomes the same message at any place.
+    Contents stay unchanged. The question is the last item that is not null, if this item is a message of the user. The
+    place of an item does not affect its message.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)

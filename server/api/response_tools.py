@@ -165,7 +165,7 @@ _WHOLE = re.compile(  # whole characters and escapes, both halves of a pair incl
 class FreeText:
     """Reads the free text of one call piece by piece.
 
-    If the arguments are not an object with this one text, `finish` returns the only text in them, or else all of them.
+    For arguments of any other form, `finish` returns their only text, or else all of them.
     """
 
     def __init__(self) -> None:

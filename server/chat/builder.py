@@ -171,9 +171,9 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning; None: there is no limit. Raises RequestError.
+        """Return the limit of an answer's reasoning; None: no limit, as with a client's own grammar.
 
-        A client's own grammar applies to the whole answer, so there is no limit then.
+        Raises RequestError.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if most < 0 or not reasoning or self._has_own_grammar(request):
@@ -571,9 +571,9 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 
 
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
-    """Cut the list of documents out of a response's instructions. Also return a report about it.
+    """Cut the list of documents out of a response's instructions, and return a report about it.
 
-    The instructions are no message of the request, so the messages' own search for lists does not see them.
+    Instructions are no message of the request, so `cut` has not seen them.
     """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()

@@ -57,8 +57,8 @@ class DocumentSet:
     in_text: the documents stand at PLACE in the message's text, and not before the text. number_of: pairs of a
     document's id and the number that the client's program gave it, for all documents, with the repeated ones.
 
-    best: the place of the most relevant document. best_price_ms: the time that another place must save so that the
-    document may stand there; under `free` its usual place is the first. 0: `best` alone decides.
+    best: the place of the most relevant document. best_price_ms: this document may stand elsewhere if that saves more
+    than this time; with `free`, its place is otherwise the first. 0: `best` alone decides.
     """
 
     documents: tuple[Document, ...]

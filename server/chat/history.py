@@ -43,9 +43,9 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Return the prefilled part of the message to continue. piece: the last piece of the prompt.
+        """Take the prefilled part from the message to continue.
 
-        part: this piece as tokens.
+        piece: the last piece of the prompt. part: the same piece as tokens.
         """
         content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content

@@ -118,16 +118,16 @@ class Session:
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
-    Locks: the store's lock guards everything but the texts of instructions. The event loop takes this lock, so work
-    under it is short and waits for nothing. A comparison of instructions may take long, so the thread that makes the
-    prompt does it under another lock, which belongs to these instructions. Under that second lock the thread may take
-    the store's lock, but never the other way round. If instructions are dropped while a thread uses them, they are
-    marked as dropped. The thread still makes its prompt, but its changes are neither counted nor written.
+    Locks: the store's lock guards everything but the texts of instructions. The event loop takes it, so work under it
+    is short and waits for nothing. A comparison of instructions may take long, so a thread compares them under these
+    instructions' own lock. Under it the thread may take the store's lock, but never the other way round. Instructions
+    that are dropped while a thread uses them are marked. The thread still makes its prompt, but its changes are neither
+    counted nor written.
 
     Bounds: if there are too many sessions, the least recently used are dropped. If there are too many bytes, prompts
-    and compactions are dropped, since they are only a cache. Instructions are dropped only if the instructions alone
-    take too many bytes, since without them the next prompt of the session continues no earlier prompt. A session that
-    exceeds a bound by itself does not evict other sessions.
+    and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too many
+    bytes, since a session's next prompt reuses no KV without them. A session that exceeds a bound by itself does not
+    evict other sessions.
 
     Stored conversations have names and bounds of their own (see `Conversations`). The token ids of an answer are found
     by its text, in any session of the scope (see `AnswerMemory`).

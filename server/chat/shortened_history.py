@@ -88,10 +88,10 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Return the messages that are likely to start the history after a summary, and what is known of the client now.
+    """Return the messages that are likely to follow a summary, and what is now known of the client.
 
-    None: the history does not end with a summary, or the messages are too large. entries: the history, this server's
-    question for a summary, and the answer. known: what the client kept before.
+    None: the history does not end with a summary, or the messages are too large. entries: the history, our question for
+    a summary, and the answer. known: what the client kept before.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

@@ -57,7 +57,7 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """Messages with PLACE in place of each list. lists: the lists that were cut out, by the index of the message."""
+    """Messages in which PLACE replaces each list of documents. lists: the lists, by the index of the message."""
 
     messages: Sequence[Message]
     lists: Mapping[int, PastedList]

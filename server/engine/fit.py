@@ -229,8 +229,8 @@ ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite o
 def aside(settings: Settings) -> int:
     """Return the bytes of host memory that stay free when the context is made longer than usual.
 
-    They are for the system (`ASIDE`) and for the cache in host memory (at most `ASIDE` more). That cache takes at most
-    half of the memory that is free after the start, so both have enough.
+    They are for the system (`ASIDE`) and the host tier (at most `ASIDE`). Since the tier takes at most half of the
+    memory that is free after the start, both have enough.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -677,8 +677,8 @@ class Fitting:
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
     """Return the settings with the faster layout of the weights for `--repack auto`.
 
-    The layout stays the ordinary one if exact bits are promised or a GPU computes. With --cache-dir the choice of the
-    first start stays, since stored KV is valid for that layout only. progress: as in `Model`.
+    It is the ordinary layout if exact bits are promised or a GPU computes. With --cache-dir the first start's choice
+    stays, since KV depends on the layout. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

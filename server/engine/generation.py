@@ -128,13 +128,13 @@ Event = Delta | PromptProgress | Final
 
 
 class Unread:
-    """The events that a client has not read yet. For the event loop only.
+    """The events that a client has not read yet: some progress, the pieces of text, and the end.
 
-    It keeps some progress events, the pieces of text, and the final event. A slow client gets longer pieces. The unread
-    events of a client that never reads are no larger than its answer.
+    For the event loop only. A slow client gets longer pieces. The unread events of a client that never reads are no
+    larger than its answer.
 
     take_now: called with a new piece of text while `get` waits, which saves a turn of the event loop. It returns True
-    if it has taken the piece; otherwise `get` returns the piece.
+    if it takes the piece; otherwise `get` returns the piece.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -220,9 +220,8 @@ class Pending:
     """Tokens that are not sent yet, and as much of their text as is known.
 
     shows_logprobs: text is sent in whole tokens only, so that the sent tokens spell the sent text. Otherwise all known
-    text is sent with all tokens. logprobs: one entry for each token. ends: for each token the position in `text` at
-    which its text ends. The text of the last tokens may be unknown, since a later token may complete a character or a
-    stop string.
+    text is sent with all tokens. logprobs: one entry for each token. ends: the position in `text` at which each token's
+    text ends. The text of the last tokens may be unknown, since it may be part of a stop string.
     """
 
     shows_logprobs: bool

@@ -76,8 +76,8 @@ class Background:
     def give_way(self, new: Sequence[Generation]) -> None:
         """End the generations that would slow clients' requests down. new: the requests that arrive now.
 
-        A generation that was put with `beside` goes on while a slot remains for it. It ends, though, if a new request
-        asks the question that the generation prepares, or uses other adapters.
+        A generation that was put with `beside` goes on while a slot remains for it. It also ends if a new request asks
+        the question that the generation prepares, or uses other adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)

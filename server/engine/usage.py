@@ -50,7 +50,7 @@ Fields = dict[str, object]
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: the document has another place in the prompt.
+    rank: the document's place in the retrieval order, from 1. moved: whether its place in the prompt is another one.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Change(TypedDict):
     """A piece of text that differs from an earlier prompt, although the same text follows it in both prompts.
 
     after: the new piece. before: the old piece, if it may be shown. Both start with a few words before the piece.
-    tokens, ms: the size of the same text after the piece, and the time it took, since it had to be computed again.
+    tokens, ms: the length of the same text after the piece, and the time to compute it again.
     """
 
     before: NotRequired[str]

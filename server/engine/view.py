@@ -169,10 +169,10 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 class CachedRun:
     """A run of the prefix tree: tokens that are cached together.
 
-    id: the id of the prompt up to the run's end. parent: the id of the run before; None: the run starts a prompt.
-    adapters: the set of LoRA adapters that computed the KV, as a text; empty: none. disk: a tier below host memory also
-    has the run. document: the key of a document that ends with the run. pinned: a client has pinned the run. sequences:
-    the running requests that use the KV.
+    id: the id of the prompt up to the run's end. parent: the id of the run before; None: none. adapters: the LoRA
+    adapters that computed the KV, as a text; empty: none. disk: a tier below host memory also has the run. document:
+    the key of a document that ends with the run. pinned: a client has pinned it. sequences: the running requests that
+    use it.
     """
 
     id: str = ""
@@ -326,9 +326,8 @@ class SlotTask:
 class SlotState:
     """A slot, as `GET /slots` shows it.
 
-    last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of that request's
-    history. prefix_cache_tokens, prefix_cache_ratio: the reuse of that request. task: the request that runs now; None:
-    the slot is idle.
+    last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of its history.
+    prefix_cache_tokens, prefix_cache_ratio: its reuse. task: the request that runs now; None: the slot is idle.
     """
 
     id: int
@@ -448,9 +447,9 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Let the KV that only this session's prompts (int32) use be evicted before all other KV.
+        """Mark the KV that only this session's prompts (int32) use, so that it is evicted before all other KV.
 
-        The result: the number of its tokens.
+        The future gets the number of marked tokens.
         """
         index, counters = self._scheduler.index, self._scheduler.counters
 

@@ -37,9 +37,9 @@ class Bodies:
     async def read(self, request: Request, reservation: Reservation | None = None) -> bytes:
         """Read a whole body, and unpack it. Raises ClientDisconnect and RequestError.
 
-        The error's status is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room
-        now, and 400 or 415 for a body that cannot be unpacked. reservation: the room that the body takes until the
-        caller frees it; None: the room is free as soon as the body is read.
+        The status is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room now, and
+        400 or 415 if it cannot be unpacked. reservation: the room that the body takes until the caller frees it; None:
+        the room is free after the read.
         """
         if reservation is None:
             with Reservation(self) as reservation:

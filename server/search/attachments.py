@@ -430,9 +430,9 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches: first the best hit of each search, then the second hits, and so on.
+    """Return the first hits of several searches, which take turns: all first hits, then all second hits, and so on.
 
-    The searches take turns because scores of different searches cannot be compared.
+    Scores of different searches cannot be compared.
     """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):

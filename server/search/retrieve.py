@@ -133,10 +133,9 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders, and one page of their files in the order of their paths.
+    """Return the folders, and one page of their files by path. Runs in a thread of the index.
 
-    after: the page starts after this path. limit: the most files of a page. It reads the index, so call it in a thread
-    of the index.
+    after: the page starts after this path. limit: the most files of a page.
     """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
@@ -196,9 +195,9 @@ def _file(file: StoredFile) -> Fields:
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
-    """Return a document with its text and its neighbours in the file. Raises RequestError 404.
+    """Return a document with its text and its neighbours in the file. Runs in a thread of the index.
 
-    It reads the index, so call it in a thread of the index.
+    Raises RequestError 404.
     """
     around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)

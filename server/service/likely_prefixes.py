@@ -53,7 +53,7 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the prefix to use before the first chat: that of a chat that asks for nothing but a search."""
+        """Return the prefix to use before the first chat. It is that of a chat which only asks for a search."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod

@@ -38,12 +38,10 @@ class Repeats:
         self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt.
+        """Remember a prompt. Return how many tokens of its prefix an earlier prompt of the client had.
 
-        Return the length in tokens of the prefix that it shares with an earlier prompt of the client. The length is
-        rounded down to a multiple of `STRIDE`. After a client's first repeated prompt the result is always 0, so that
-        the client gets one warning. model: the model's name. Two models may have the same tokens, but they never share
-        KV.
+        The number is rounded down to a multiple of `STRIDE`. After a client's first repetition it is always 0, since
+        the client is told only once. model: the model's name, since two models never share KV.
         """
         if client in self._warned:
             return 0

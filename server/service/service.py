@@ -212,7 +212,7 @@ class Service:
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
         """Compute a prompt on an idle slot before it is asked for. False: no slot is idle.
 
-        Raises RequestError if it is too long. key: a new prompt replaces the earlier prompt of the same key.
+        Raises RequestError if the prompt is too long. key: the prompt replaces an earlier one of the same key.
         """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
