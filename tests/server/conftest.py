@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from slotcache.bench.servers import free_port
 from slotcache.models.times import MIN_ROWS, MIN_ROWS_OF_DEVICE
 from slotcache.server import load
 from slotcache.server.app import AppState
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import Server, make_server, run
 from support.on_device import ON_DEVICE, idle_leaves
+from support.ports import free_port
 
 DEADLINE = 300.0  # s: only what never comes about takes as long, also on a busy machine
 REST = MIN_ROWS_OF_DEVICE if ON_DEVICE else MIN_ROWS

@@ -34,11 +34,12 @@ from typing import Any
 
 import numpy as np
 from server.conftest import DEADLINE, until
-from slotcache.bench.servers import Server, free_port
+from slotcache.bench.servers import Server
 from slotcache.slots.radix import common_prefix
 from slotcache.slots.reuse import ids_of
 
 from support import recorder
+from support.ports import free_port
 from support.random_clients import RAW, WARM, Act
 from support.recorder import Record, Recorded
 

@@ -4,7 +4,7 @@ import httpx
 import openai
 import pytest
 
-from server.conftest import REST, running, until
+from server.conftest import DEADLINE, REST, running, until
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -107,8 +107,9 @@ def test_an_api_key(tiny):
 
 
 def test_a_client_that_goes_away_while_it_waits_for_a_whole_answer(server):
+    patience = httpx.Timeout(DEADLINE, read=0.2)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + CHAT, json={"messages": USER, "max_tokens": 1500, "ignore_eos": True}, timeout=0.2)
+        httpx.post(server.url + CHAT, json={"messages": USER, "max_tokens": 1500, "ignore_eos": True}, timeout=patience)
     until(lambda: not server.service.open)
     assert server.chat()["usage"]["completion_tokens"] == 4
 

@@ -62,7 +62,7 @@ def are_copied(engine):
         runs |= {node for one in states for root in one.roots.values() for node in descendants(root)}
         return bool(runs) and all(node.copy is not None and node.copy.data is not None for node in runs)
 
-    return engine.inbox.ask(question).result(10)
+    return engine.inbox.ask(question).result(DEADLINE)
 
 
 def lose_choices(engine, monkeypatch, when=lambda spans: True):
@@ -323,7 +323,7 @@ def test_a_copy_that_does_not_come_back_is_not_used_again(tiny, monkeypatch):
         engine = server.service.engine
         messages, _ = turn(server, 0, [])
         until(lambda: are_copied(engine))
-        engine.inbox.ask(lambda: engine.scheduler.tree.evict(10_000)).result(10)
+        engine.inbox.ask(lambda: engine.scheduler.tree.evict(10_000)).result(DEADLINE)
         put = States._set
 
         def broken(states, data, sequence, flags):
@@ -347,7 +347,7 @@ def test_private_requests_run_again(tiny, monkeypatch):
 
 def check_empty(engine):
     """Nothing of a private request is left."""
-    assert all(scope.is_shared for scope in engine.inbox.ask(lambda: list(engine.scheduler.tree.roots)).result(10))
+    assert all(scope.is_shared for scope in engine.inbox.ask(lambda: list(engine.scheduler.tree.roots)).result(DEADLINE))
 
 
 def test_a_request_whose_client_disconnects_does_not_run_again(tiny, monkeypatch):

@@ -151,7 +151,7 @@ def test_work_that_the_engine_drops_by_itself_is_done_later(tiny, monkeypatch):
         server.chat(max_tokens=30)
         assert dropped.wait(DEADLINE)
         before = idle_tokens(server)
-        until(lambda: engine.outbox.loop.call_soon_threadsafe(work.resume) and work.done, 30)
+        until(lambda: engine.outbox.loop.call_soon_threadsafe(work.resume) and work.done)
         assert idle_tokens(server) > before
 
 
