@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -572,6 +573,7 @@ class Copies:
         self._device, self._host, self._costs = device, host, costs
         self.num_saved = 0  # tokens, ever
         self.num_restored = 0  # tokens, ever
+        self._ahead: deque[tuple[Node, Sequence]] = deque()  # idle runs that had no copy when `save_ahead` last looked
 
     def save_if_free(self, node: Node) -> HostCopy | None:
         """Return a run's copy, or None.
@@ -596,16 +598,33 @@ class Copies:
         or host memory is full. Room for a run that no lower tier has is made by evicting copies that a lower tier has. No
         other copy is evicted.
         """
+        for looks_again in (False, True):
+            if looks_again:
+                self._ahead.extend(self._unsaved())
+            while self._ahead:
+                node, sequence = self._ahead.popleft()
+                if self._is_unsaved(node, sequence) and self.pays(node) and self._has_room_ahead(node):
+                    return self.save(node, sequence)
+        return False
+
+    def _unsaved(self) -> Iterator[tuple[Node, Sequence]]:
+        """Yield the idle runs without a copy, each with a sequence that holds it. It visits all idle runs."""
         seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
             for node in reversed(path(sequence.last_node)):
-                if node.copy is None and node not in seen:
+                if node.copy is not None:
+                    continue
+                if node not in seen:
                     seen[node] = self.pays(node)
-                if not seen.get(node, True):
+                if not seen[node]:
                     break
-                if node.copy is None and sequence.length >= node.end and self._has_room_ahead(node):
-                    return self.save(node, sequence)
-        return False
+                if self._is_unsaved(node, sequence):
+                    yield node, sequence
+
+    def _is_unsaved(self, node: Node, sequence: Sequence) -> bool:
+        """Return whether a run has no copy and an idle sequence holds all of it."""
+        is_idle = self._device.idle.get(sequence.last_node) is sequence
+        return is_idle and node.copy is None and sequence in node.sequences and sequence.length >= node.end
 
     def pays(self, node: Node) -> bool:
         """Return whether saving a run takes less time than computing it again, and with it the cached runs after it.

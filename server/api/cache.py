@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ...slots.scope import MAX_NAME
 from ..chat.body import DocumentsOrderRequest, SpeculateRequest, WarmRequest
+from ..chat.citations import Citations
 from ..engine.engine import Sleep
 from ..engine.generation import Generation
 from ..engine.usage import Fields, document_reuse
@@ -111,6 +112,7 @@ async def show_conversation(request: Request) -> Response:
     if conversation is None:
         raise _unknown(id)
     entries = conversation.answers[conversation.head]
+    citations = Citations.of([entry.shown for entry in entries if entry.shown is not None], b"")
     return JsonReply(
         {
             "id": conversation.id,
@@ -121,7 +123,7 @@ async def show_conversation(request: Request) -> Response:
             "turns": sum(entry.role == "user" for entry in entries),
             "last_response_id": conversation.head,
             "response_ids": list(conversation.answers),
-            "messages": [entry.public() for entry in entries],
+            "messages": [entry.public(citations) for entry in entries],
         }
     )
 

@@ -36,6 +36,7 @@ from ..search.retrieve import (
     check_by,
     index_state,
     query_of,
+    unread,
     wish_of,
     with_documents,
     without_documents,
@@ -281,6 +282,7 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
     check_by(wish, folder_index)
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
     query, index = query_of(asked, service.settings.docs_top_k), index_state(folder_index)
+    warn(request, unread(index))
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
     files: Attachments = request.app.state.app.attachments

@@ -148,17 +148,19 @@ class HistoryMessage:
         """The message. Each access decodes it again."""
         return msgspec.json.decode(self.said)
 
-    def public(self) -> dict[str, object]:
-        """Return the message and the ids of its documents, in the order of the prompt.
+    def public(self, citations: Citations) -> dict[str, object]:
+        """Return the message and the ids of its documents in prompt order, without their texts.
 
-        The documents' texts are left out.
+        citations: the numbers of the client's program, which stand for the ids of documents in its texts.
         """
         if self.shown is None:
-            return self.message
+            said = self.message
+            texts = ("content", "reasoning_content") if self.role == "assistant" else ()
+            return said | {name: citations.shown(text) for name in texts if isinstance(text := said.get(name), str)}
         said = msgspec.json.decode(self.said.replace(PLACE.encode(), b"") if self.shown.in_text else self.said)
         order = self.shown.order or ()
-        documents = [self.shown.documents[at].id for at in order]
-        return {**said, "documents": documents, "repeated": list(self.shown.repeated)}
+        documents = [citations.shown(self.shown.documents[at].id) for at in order]
+        return {**said, "documents": documents, "repeated": [*map(citations.shown, self.shown.repeated)]}
 
 
 @dataclass(frozen=True, slots=True)

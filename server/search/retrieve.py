@@ -173,6 +173,15 @@ def index_state(folder_index: FolderIndex | None) -> Fields:
     return {} if state == READY else {"index": {"state": state, **_progress(folder_index)}}
 
 
+def unread(index: Fields) -> Sequence[str]:
+    """Return a warning for an answer whose search began before all files were read. index: of `index_state`."""
+    about = index.get("index")
+    if not isinstance(about, dict) or about["unit"] != "files" or (about["total"] and about["done"] == about["total"]):
+        return ()
+    share = f"{about['done']:,} of {about['total']:,} files were" if about["total"] else "no file was"
+    return (f"retrieval: {share} read when the search began: the answer may lack the others",)
+
+
 def _is_in(folder: Folder, path: str) -> bool:
     name = folder.shown(())
     return not name or path == name or path.startswith(f"{name}/")

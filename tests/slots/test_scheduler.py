@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from slotcache.slots import host
 from slotcache.slots.check import check, check_tree
 from slotcache.slots.job import Phase
 from slotcache.slots.plan import Clear, Plan, Restore, Save
 from slotcache.slots.prefix_tree import OutOfSequences, PrefixTree
-from slotcache.slots.radix import descendants
+from slotcache.slots.radix import descendants, path
 from slotcache.slots.request import Kind, Request
 from slotcache.slots.scheduler import BACKGROUND_CHUNKS, Recovery
 from slotcache.slots.scope import Scope
@@ -620,6 +621,36 @@ def test_idle_time_is_used_to_save_so_that_leaving_costs_nothing():
     world.run(range(200, 300))
     assert not any(isinstance(op, Save) for plan in world.plans for op in plan.operations)
     assert world.run([*range(100), 7]).reuse.sources["host"] == 100
+
+
+def test_idle_time_looks_at_each_run_a_few_times_however_many_there_are(monkeypatch):
+    world, looked = World(host=50_000, cells=9000, slots=20, idle=9000), []
+    for chat in range(20):
+        world.run(range(1000 * chat, 1000 * chat + 400), stops=range(10, 400, 10), limit=1)
+    num_runs = world.scheduler.tree.device.num_runs
+    assert num_runs == 20 * 40 and len(world.scheduler.tree.device.idle) == 20
+    monkeypatch.setattr(host, "path", lambda *ends: looked.extend(nodes := path(*ends)) or nodes)
+    num_copied = 0
+    while work := world.scheduler.plan_idle_work():
+        starts = [operation.copy.start for operation in work.operations]
+        assert len(starts) == 1 and starts[0] == num_copied % 40 * 10, "a prefix comes first, and one run at a time"
+        world.memory.run(work)
+        num_copied += 1
+    assert num_copied == num_runs and len(looked) <= 3 * num_runs
+
+
+def test_a_run_that_left_before_its_copy_was_made_is_passed_over():
+    world = World(host=2000, cells=600, idle=600)
+    world.run(range(200), stops=range(20, 200, 20), limit=1)
+    copies, tree = world.scheduler.tree.copies, world.scheduler.tree
+    assert copies.save_ahead()
+    world.carry_out()
+    tree.clear()
+    world.memory.run(Plan((Clear(),)))
+    world.run(range(500, 700), limit=1)
+    assert copies.save_ahead() and not copies.save_ahead()
+    world.carry_out()
+    assert world.run([*range(500, 700), 7]).reuse.cached == 200
 
 
 def test_the_background_computes_in_small_steps_and_only_what_is_missing_and_fits():

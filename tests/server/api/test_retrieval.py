@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -302,6 +303,21 @@ def test_answers_say_when_the_index_was_not_up_to_date(tiny, tmp_path):
         up.http.post("/v1/sources/refresh", json={})
         until(lambda: is_ready(up))
         assert indexes() == [None] * 3
+
+
+def test_an_answer_warns_of_files_that_were_not_read(tiny, tmp_path):
+    folder = write(tmp_path / "notes", NOTES)
+    with running(tiny, docs=str(folder), docs_db=str(tmp_path / "db"), docs_watch=False) as up:
+        until(lambda: is_ready(up))
+        index, watcher = up.folder_index.index, up.folder_index.watcher
+        watcher.state = "reading"
+        assert "warnings" not in answer_of(up, "tides", max_tokens=2), "all is read: vectors or a scan may be missing"
+        index.progress = replace(index.progress, files_left=1)  # as while it reads
+        warning = "retrieval: 1 of 2 files were read when the search began: the answer may lack the others"
+        assert answer_of(up, "tides", max_tokens=2)["warnings"] == [warning]
+        assert "warnings" not in up.chat("tides"), "no search, no warning"
+        watcher.state, index.progress = "opening", replace(index.progress, files=0, files_left=0)
+        assert answer_of(up, "tides", max_tokens=2)["warnings"] == [warning.replace("1 of 2 files were", "no file was")]
 
 
 def test_chats_run_while_an_index_is_built(tiny, tmp_path):

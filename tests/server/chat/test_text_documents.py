@@ -457,6 +457,9 @@ def test_a_stored_conversation_knows_the_numbers(server, forced):
     assert again["choices"][0]["message"]["content"] == SAID and again["slotcache"]["conversation"]["messages_kept"] == 3
     shown = server.http.get("/v1/conversations/webui").text
     assert PLACE not in shown and "\\ufdd0" not in shown
+    assert TIDES not in shown and PORTS not in shown, "ids that the client never gave"
+    system, _, answer, *_ = json.loads(shown)["messages"]
+    assert sorted(system["documents"]) == ["1", "2"] and answer["content"] == SAID
     whole = [SYSTEM, USER, {"role": "assistant", "content": SAID}, {"role": "user", "content": "And then?"}]
     kept = server.chat(messages=whole, **named | forced)["slotcache"]["conversation"]
     assert kept["messages_kept"] >= 3
