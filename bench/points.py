@@ -54,7 +54,7 @@ class Points:
                 raise BenchError(f"{self.path}:{number} is no line of this bench: move the file away") from None
 
     def point(self, point: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the figures of a point from its line, or measure them now. point: all values that they depend on, as JSON."""
+        """Return the figures of a point from its line, or measure them now. point: all that they depend on, as JSON."""
         name = _name(point)
         self._used.add(name)
         if (row := self._known.get(name)) is None:

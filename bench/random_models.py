@@ -112,7 +112,7 @@ class ModelShape:
         yield f"{block}.attn_output.weight", self.width, self.width, 1.0
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name, float32) of each tensor that is no matrix: normalisations, each of one value repeated `width` times."""
+        """Yield (name, float32) of each tensor that is no matrix: normalisations, one value repeated `width` times."""
         for layer in range(self.layers):
             yield f"blk.{layer}.attn_norm.weight", _ones(self.width)
             yield f"blk.{layer}.ffn_norm.weight", _ones(self.width)
@@ -293,7 +293,7 @@ def _merges_of_corpus(limit: int) -> list[Pair]:
 
 
 def byte_alphabet() -> list[str]:
-    """Return GPT-2's printable character for each byte, in order: printable Latin-1 is itself, the others are U+0100 and on."""
+    """Return GPT-2's printable character for each byte, in order: the byte's own in Latin-1, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]

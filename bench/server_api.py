@@ -67,7 +67,7 @@ class ServerApi(Protocol):
 
 
 def question_with_documents(query: Query) -> str:
-    """Return the user message for a server without a documents field: documents in retrieval order, in slotcache's wording."""
+    """Return the user message for a server without a documents field: in retrieval order, in slotcache's wording."""
     documents = (document_text(Document(name, text)) for name, text in query.documents)
     return "".join(documents) + query.question
 

@@ -151,7 +151,7 @@ def slotcache_command(options: ServerOptions, port: int) -> list[str]:
 
 
 def own_command() -> list[str]:
-    """Return the first words of slotcache's commands. Without the installed script, the module runs; it must be importable."""
+    """Return the first words of slotcache's commands. A bare checkout runs the module, which must be importable."""
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
 

@@ -153,7 +153,7 @@ class Recorder(Sampler):
 
 
 class Answerer:
-    """Answers the turns of conversations. service: loaded, but its engine is not started. most: tokens of a greedy answer."""
+    """Answers the turns of conversations. service: loaded, its engine not started. most: tokens of a greedy answer."""
 
     def __init__(self, service: Service, most: int, seed: int) -> None:
         self._service, self._most, self._seed = service, most, seed

@@ -1,4 +1,4 @@
-"""Questions from a folder's headings: each heading is removed from the text, and the search for it has to find its section."""
+"""Questions from a folder's headings: each heading is removed from the text, and has to find its section."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share
 
 
 def conversations(folder: Path) -> Accesses:
-    """Return MT-RAG's conversations. The prompt of a turn has the turns before it, with the documents of a real retriever."""
+    """Return MT-RAG's conversations. A turn's prompt has the turns before it, with the documents of a real retriever."""
     blocks = _Blocks()
     histories: dict[str, list[tuple[str, int]]] = {}
     prompts = []

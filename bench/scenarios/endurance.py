@@ -1,4 +1,4 @@
-"""Faults, rude clients and hours of mixed load. Does anybody suffer, does each request end once, what does the server keep?"""
+"""Faults, rude clients and hours of mixed load. Does anybody suffer, does each request end once, what is kept?"""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def disk(stage: Stage) -> None:
 
 
 async def idle_conversations(stage: Stage) -> None:
-    """Let conversations become idle, then let a step of another request fail. Compare their next turns with those of others."""
+    """Let conversations become idle. Compare their next turns after another request's failed step with those without one."""
     reused = []
     for fails in (False, True):
         names = [f"trip {100 + 2 * number + fails}" for number in range(CONVERSATIONS)]

@@ -165,9 +165,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return the saving with the mute engine over the saving with the other one. computed: tokens without a front, and with
-    both engines.
-    """
+    """Return the saving with the mute engine over that with the other one. computed: without a front, and with both engines."""
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
