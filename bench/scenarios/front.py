@@ -165,13 +165,13 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return the saving with the mute engine over that with the other one. computed: without a front, and with both engines."""
+    """Return the mute engine's saving over the other engine's. computed: tokens without a front, and with both engines."""
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
 
 def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> int:
-    """Return how many questions pass until the front of a mute engine notices that the engine restarted with an empty cache."""
+    """Return how many questions pass until the front of a mute engine notices its restart with an empty cache."""
     port = free_port()
     with ExitStack() as stack:
         first = stack.enter_context(Server(engine(port), port))
