@@ -295,7 +295,7 @@ class _Session:
             self.waves.append((self.main.request(phase),))
 
     def beside(self) -> int:
-        """Let all agents work at once until the sub-agents are done. Return the index of the middle wave."""
+        """Let all work at once until the sub-agents are done. Return the wave in the middle."""
         begun = len(self.waves)
         for sub in self.subs:
             prompt = next(self.questions)

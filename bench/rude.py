@@ -385,7 +385,7 @@ async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
 
 
 async def leave(url: str, count: int, seed: int = 0) -> None:
-    """Connect and disconnect: in the head, in the body, before the answer, or during the answer."""
+    """Connect and disconnect: within the head, within the body, before the answer, or during it."""
     rng = random.Random(seed)
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)

@@ -65,9 +65,7 @@ def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokeniz
 
 
 def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, behind: bool = False) -> Show:
-    """Return a function that shows documents with a hint. write: returns the hint for the ids in prompt order and in
-    retrieval order.
-    """
+    """Return a function that shows documents with a hint. write: makes it from the ids in order, and in rank."""
 
     def show(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
         text = write([documents.documents[at].id for at in documents.order or ()], ranking)
@@ -209,9 +207,7 @@ class Answerer:
         return self._service.builder.chat(convert({"messages": messages[:-1], **way.fields, **more}, ChatRequest)).prompt
 
     def _shown(self, way: ShownWay, asked: ChatPrompt, talk: AnsweredTalk, orders: Sequence[Sequence[int]]) -> ChatPrompt:
-        """Return a prompt with its documents in the given way. orders: of its sets of documents; a set without an order
-        stays unchanged.
-        """
+        """Return a prompt with its documents as the way shows them. orders: of its sets; one without stays as it is."""
         parts, behind, number = list[Part](), list[Part](), 0
         for part in asked.parts:
             if isinstance(part, Fixed):

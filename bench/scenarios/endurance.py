@@ -165,7 +165,7 @@ async def _metric(stage: Stage, name: str = "slotcache_generated_tokens_total") 
 
 
 async def unread(stage: Stage) -> None:
-    """Open streams, read none, and keep them open."""
+    """Open streams without reading them, and keep them."""
     stage.held += await rude.stall(stage.server.url, stage.clients, UNREAD)
     await asyncio.sleep(stage.seconds)
 
