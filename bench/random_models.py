@@ -77,7 +77,7 @@ class ModelShape:
 
     @property
     def architecture(self) -> str:
-        """The name that llama.cpp has for it."""
+        """llama.cpp's name for the architecture."""
         return "llama"
 
     @property

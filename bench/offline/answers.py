@@ -305,7 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points that the folder lacks; return a table of the ways for each kind of turns."""
+    """Measure the points that the folder does not have. Return a table for each kind of turns, with a row for each way."""
     ways = _ways(args.ways)
     kept = Points(args.out / "answers.jsonl", machine.describe)
     shape = {"ctx_size": 2 * args.longest, "threads": args.threads, "gpu_layers": args.gpu_layers}

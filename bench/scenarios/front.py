@@ -205,7 +205,7 @@ def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
 
 
 def _documents(outcome: Outcome, k: int) -> float:
-    """Return the documents reused a query, estimated by tokens. The text before them is as long as the smallest hit."""
+    """Return how many documents a query reused, estimated by tokens. The smallest hit is the text before the documents."""
     results = [result for run in outcome.runs for result in run.answered]
     front = min((result.cached_tokens for result in results if result.cached_tokens), default=0)
     return mean([k * max(result.cached_tokens - front, 0) / (result.prompt_tokens - front) for result in results])
