@@ -122,7 +122,7 @@ async def disk(stage: Stage) -> None:
 
 
 async def idle_conversations(stage: Stage) -> None:
-    """Let conversations become idle. Compare the reuse of their next turns with and without another request's failed step."""
+    """Let conversations become idle. Compare the reuse of their next turns with and without another request's failure."""
     reused = []
     for fails in (False, True):
         names = [f"trip {100 + 2 * number + fails}" for number in range(CONVERSATIONS)]
