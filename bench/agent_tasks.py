@@ -1,4 +1,4 @@
-"""The work of an agent with tools: tasks over files, the tool that reads them, and the template of its chats."""
+"""Tasks of an agent with tools: a user's questions about files, the tool that reads the files, and the chat template."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TEMPLATE = """\
 
 @contextmanager
 def template_flag() -> Iterator[str]:
-    """Yield the flag that makes either server use TEMPLATE, while the context lasts."""
+    """Yield the flag that makes either server use TEMPLATE. The template's file exists while the context lasts."""
     with TemporaryDirectory(prefix="slotcache-bench-") as folder:
         file = Path(folder) / "agent.jinja"
         file.write_text(TEMPLATE, "utf-8")
@@ -66,7 +66,7 @@ _PATH = re.compile(r"[\w/]+\.(?:txt|py)\b")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question of the user, and the files that it names, in that order."""
+    """A question of the user, and the files that it names, in their order in the question."""
 
     question: str
     files: tuple[File, ...]
@@ -88,8 +88,8 @@ class Task:
 def read_tasks(path: Path, characters: int = 0) -> list[Task]:
     """Return the tasks whose files are all in the data, in the order of their names.
 
-    path: the folder with `claw-tasks/` and `data/workspace/`, or its parent. characters: length of a read, to whole lines;
-    0 for whole files. Raises OSError if a folder is missing, ValueError if no task is left.
+    path: the folder with `claw-tasks/` and `data/workspace/`, or its parent. characters: how much of each file is read,
+    rounded to whole lines; 0: all. Raises OSError if a folder is missing, ValueError if the data has no such task.
     """
     folder = path / "clawtasks" if (path / "clawtasks").is_dir() else path
     texts = {file.name: _cut(file.read_text("utf-8"), characters) for file in sorted((folder / "data/workspace").iterdir())}
@@ -111,7 +111,7 @@ def spread(tasks: Sequence[Task], count: int) -> list[Task]:
 
 
 def queries(tasks: Sequence[Task]) -> Iterator[Query]:
-    """Yield the requests of an agent: for each turn the user's question, and then the files, if it reads some.
+    """Yield an agent's requests. For each turn these are the user's question and then, if the turn has files, the files.
 
     A query with files has no question.
     """

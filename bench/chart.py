@@ -14,9 +14,9 @@ OURS, THEIRS, INK = "#2f81f7", "#afb8c1", "#6e7781"  # legible on light and on d
 
 
 def svg(results: Mapping) -> str:
-    """Return three bars, one for each workload, each over a pale one for llama-server, whose length is always 1.
+    """Return a pair of bars for each workload: slotcache's bar over a pale bar of length 1 for llama-server.
 
-    The conditions are below the bars: the picture may be shown without the README.
+    The conditions are below the bars, since the picture may be shown without the README.
     """
     rows, conditions = results["workloads"], [results[name] for name in ("arms", "engine", "model", "measured")]
     below = TOP + ROW * len(rows) + 8

@@ -66,7 +66,8 @@ SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one scenario and print its report. Return the exit code.
 
-    0: it ran, even if a bar was missed. 1: requests failed that must not. 2: it cannot run. 130: ctrl-C, SIGTERM, SIGHUP.
+    0: the scenario ran, even if a bar was missed. 1: requests failed that must not fail. 2: the scenario cannot run. 130: it
+    was ended by ctrl-C, SIGTERM or SIGHUP.
     """
     with ends_in_order():
         return _main(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""The client of a benchmark: requests, prompts of a size, many at a time."""
+"""The client of a benchmark: sends many requests at a time, with prompts of a given size."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class StreamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request, seen from outside. Times are seconds of the client's monotonic clock, lengths are tokens.
+    """One request, as its client saw it. Times are seconds of the client's monotonic clock, lengths are tokens.
 
-    arrivals: of the chunks that carried a token, counted from `started`, the moment just before sending. documents: in the
-    order of use, if the server reports it. error: one line; None if the request succeeded.
+    started: the moment just before sending. arrivals: seconds from `started` to each chunk with a token. documents: in the
+    order of the prompt, if the server reports them. error: one line; None if the request succeeded.
     """
 
     started: float
@@ -90,7 +90,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """A request that is encoded and ready to send. session, turn: of its query, for the journal."""
+    """A request that is encoded and ready to send. session, turn: from its query, for the journal."""
 
     path: str
     body: bytes
@@ -160,9 +160,9 @@ class _Stream:
 
 
 class Client:
-    """Sends queries to the server at `url` in its dialect. An async context manager; requests may run side by side.
+    """Sends queries to the server at `url` through its API. An async context manager; requests may run side by side.
 
-    name: of the arm, under which the journal keeps each result; empty: it keeps none.
+    name: of the arm; the journal stores each result under this name. Empty: the journal stores no result.
     """
 
     def __init__(self, url: str, api: ServerApi, sampling: Sampling | None = None, name: str = "") -> None:
@@ -253,7 +253,7 @@ def _one_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A driven trace: one result for each query, in the order of the trace, and the seconds of the whole run."""
+    """The results of a trace: one for each query, in the order of the trace. seconds: of the whole run."""
 
     queries: tuple[Query, ...]
     results: tuple[Result, ...]
@@ -272,7 +272,9 @@ class Run:
 
 @dataclass(slots=True)
 class _Line:
-    """Queries that wait, in order. The next turn of a session waits for the last answer, which becomes history."""
+    """Queries that wait, in order. The next turn of a session waits for the answer to the last turn, which joins its
+    history.
+    """
 
     queries: Sequence[Query]
     waiting: list[int] = field(init=False)
@@ -313,10 +315,10 @@ async def drive(
 ) -> Run:
     """Send `queries` in order, with `concurrency` clients.
 
-    The turns of a session follow each other, with the server's real answers as history. turn: a lock that several drives
-    share; a query runs only within it, so that the arms take turns and a machine whose speed drifts slows all arms equally.
-    pause: seconds after each answer, in which a user would read it and the server may do idle work; the next query is then
-    not slowed by that work. With one client, the run's seconds are the sum of its queries' seconds.
+    The turns of a session follow each other, with the server's real answers as history. turn: a lock that the drives of
+    several arms share. A query runs only with this lock, so the arms take turns, and a drifting speed of the machine slows
+    all arms equally. pause: seconds after each answer, in which a user would read the answer. The server may do idle work in
+    this time and does not slow the next query by it. With one client, the run's seconds are the sum of its queries' seconds.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -345,9 +347,10 @@ async def drive(
 
 
 async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequence[float]) -> Run:
-    """Send each query at its arrival, whether the queries before are answered or not: an open loop.
+    """Send each query at its arrival, even if earlier queries have no answer yet: an open loop.
 
-    arrivals: seconds from the start, one a query. All requests are prepared first. Queries without history only.
+    arrivals: seconds from the start, one for each query. All requests are prepared before the start, so queries have no
+    history.
     """
     prepared = await _prepare_openings(client, queries)
 
@@ -362,7 +365,7 @@ async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequenc
 
 
 async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:
-    """Return the requests that need no history, by index, prepared before the clock of the run starts."""
+    """Return the requests that need no history, by index. They are prepared before the clock of the run starts."""
     first: dict[str, int] = {}
     for index, query in enumerate(queries):
         first.setdefault(query.session, index)

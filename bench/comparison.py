@@ -129,7 +129,7 @@ def problems(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def reused(query: Query, result: Result) -> int:
-    """Return the number of the query's leading documents that were cached whole, without those of earlier turns."""
+    """Return how many of the query's own documents, from the first one on, were cached whole."""
     count, own = 0, {name for name, _ in query.documents}
     for used in result.documents[max(0, len(result.documents) - len(query.documents)) :]:
         if used.id not in own:
@@ -150,7 +150,9 @@ def _rows(run: Run) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """For one query: the number of documents that could be reused, and the documents that the server reused."""
+    """What one query could reuse, and what it reused. predicted, reported: numbers of documents. order: in which they were
+    used.
+    """
 
     index: int
     predicted: int
@@ -163,11 +165,11 @@ class Prediction:
 
 
 def predictions(run: Run) -> Iterator[Prediction]:
-    """Compare an exhaustive search over a trie of all earlier orders with the server's report, query by query.
+    """Compare the server's report with an exhaustive search over a trie of all earlier orders, query by query.
 
-    For a trace that was sent one query at a time. The trie has the orders that the server reported. If the search finds
-    more than the report, KV was evicted in between; if it finds less, one of the two is wrong. Queries whose result names no
-    documents are left out.
+    The trace must be sent one query at a time. The trie has the orders that the server reported. If the search finds more
+    documents than the report, KV was evicted in between. If it finds fewer, one of the two is wrong. Queries without
+    documents in their result are skipped.
     """
     tree = KnowledgeTree(max_nodes=max(1, sum(len(query.documents) for query in run.queries)))
     for index, (query, result) in enumerate(zip(run.queries, run.results, strict=True)):
@@ -184,7 +186,7 @@ def predictions(run: Run) -> Iterator[Prediction]:
 def differences(run: Run, more_is_right: bool = False) -> tuple[list[Prediction], int]:
     """Return the queries whose prediction and report differ, and the number of queries compared.
 
-    more_is_right: the server prefills documents in idle time, so it may have more documents cached than were used.
+    more_is_right: a report above the prediction is right, since the server also prefills documents in idle time.
     """
     compared = list(predictions(run))
     found = [one for one in compared if one.predicted != one.reported]

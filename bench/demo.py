@@ -1,4 +1,4 @@
-"""`slotcache demo`: a conversation about the bundled documents, each question asked with reuse and without; the page."""
+"""`slotcache demo`: asks questions about the bundled documents, each with reuse and without. Then it shows the page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question of the script, answered with reuse and without."""
+    """One question of the script, answered once with reuse and once without."""
 
     question: CorpusQuestion
     reused: Answer

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class Trigger:
-    """The signals that have arrived and not yet caused a fault."""
+    """Counts the signals that have arrived and have not yet caused a fault."""
 
     def __init__(self) -> None:
         self._shots = 0
@@ -57,7 +57,7 @@ def _replace(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
 
 
 def _instead(owner: Any, name: str, happens: Callable[[], Any]) -> Fault:
-    """Return the fault that `happens` replaces a function's next call."""
+    """Return a fault: when triggered, it calls `happens` instead of the function's next call."""
 
     def fault(trigger: Trigger) -> None:
         _replace(owner, name, lambda real: lambda *of, **named: happens() if trigger.pull() else real(*of, **named))
@@ -73,26 +73,26 @@ def _raising(error: BaseException) -> Callable[[], NoReturn]:
 
 
 def full_disk(trigger: Trigger) -> None:
-    """Let no file grow any more."""
+    """Make the disk full when triggered: no file can grow any more."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     trigger.on_signal = lambda number, frame: resource.setrlimit(resource.RLIMIT_FSIZE, (ALMOST_FULL, most))
 
 
 def slow_disk(trigger: Trigger) -> None:
-    """Make every wait for the disk long, from the start on."""
+    """Make every wait for the disk long, from the start."""
     for name in ("fsync", "replace"):
         _replace(os, name, lambda real: lambda *of, **named: (time.sleep(SLOW), real(*of, **named))[1])
 
 
 def eager(trigger: Trigger) -> None:
-    """Ping every stream each millisecond, from the start on, and wait for ever for clients that read nothing."""
+    """From the start, ping every stream each millisecond, and wait without a limit for clients that read nothing."""
     _replace(SsePing, "__init__", lambda real: lambda self, send, interval, event: real(self, send, EAGER, event))
     _replace(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
     Connection.patience = EVER
 
 
 def _narrow(transport: asyncio.Transport) -> None:
-    """Let the system buffer little that a client has not read."""
+    """Let the system buffer only little output that a client has not read."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
 
 
@@ -108,7 +108,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Serve with the fault `arguments[0]`; the rest are arguments of `slotcache`."""
+    """Serve with the fault `arguments[0]`. The other arguments are those of `slotcache`."""
     trigger = Trigger()
     FAULTS[arguments[0]](trigger)
     signal.signal(signal.SIGUSR1, lambda number, frame: trigger.on_signal(number, frame))

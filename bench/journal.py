@@ -1,8 +1,8 @@
-"""The figures of a run so far, in a file beside its result: they remain if the run breaks or is killed.
+"""The figures of an unfinished run, in a file beside its result: they remain if the run fails or is killed.
 
-`--json OUT` writes OUT when a run is done. Until then OUT.unfinished gets a line of JSON for each request, round or figure
-as it comes; the first line has the scenario and the machine. Each line is one write to the end of the file, which takes as
-long in a long run as in a short one: a growing result that is written anew each time would slow the measured programs.
+`--json OUT` writes OUT when a run is done. Until then each request, round or figure adds a line of JSON to OUT.unfinished.
+The first line has the scenario and the machine. Each line is one write to the end of the file, so it takes the same time in
+a long run. To write the growing result anew each time would slow the measured programs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUND = "begins_round"
 
 
 class Journal:
-    """The lines of one run. Raises BenchError for a file that cannot be written: at the start, not after hours."""
+    """The lines of one run. Raises BenchError for a file that cannot be written, already at the start of the run."""
 
     def __init__(self, out: Path, scenario: str, machine: dict[str, Any]) -> None:
         self.path = out.with_name(out.name + SUFFIX)
@@ -40,7 +40,7 @@ class Journal:
         self._write({"at": round(monotonic() - self._began, 3)} | figures)
 
     def close(self, *, is_finished: bool) -> None:
-        """End the run. The file stays if the run is not finished and has measured something."""
+        """End the journal. Its file stays if the run is unfinished and has measured something."""
         os.close(self._file)
         if is_finished or not self.num_figures:
             with suppress(OSError):
@@ -54,7 +54,7 @@ _journal: Journal | None = None  # of this process: it runs one scenario
 
 
 def begin(out: Path, scenario: str, machine: dict[str, Any]) -> Journal:
-    """Begin a journal, which keeps all later notes."""
+    """Start a journal. Later calls of `note` write to it."""
     global _journal
     _journal = Journal(out, scenario, machine)
     return _journal
@@ -69,6 +69,6 @@ def end(*, is_finished: bool) -> None:
 
 
 def note(**figures: Any) -> None:
-    """Keep what was just measured, as JSON values, if the run has a journal. begins_round: a round's number, no figure."""
+    """Append what was just measured, as JSON values, if the run has a journal. begins_round: the number of a new round."""
     if _journal is not None:
         _journal.note(figures)

@@ -1,4 +1,4 @@
-"""Points of a curve: measured once, kept as lines of JSON. A stopped run continues where it was."""
+"""Points of a curve: each is measured once and stored as a line of JSON. A stopped run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORMAL = 1.96
 
 @dataclass(slots=True)
 class Points:
-    """The points of a panel, in a file of a folder. machine: asked once, before the first point that is measured."""
+    """The points of a panel, in a file of a folder. machine: is called once, before the first point that is measured."""
 
     path: Path
     machine: Callable[[], dict[str, Any]]
@@ -35,7 +35,7 @@ class Points:
     _commit: str | None = None
 
     def __post_init__(self) -> None:
-        """Read what there is. Raises BenchError for a file that is not its own, or that cannot be written."""
+        """Read the stored points. Raises BenchError if the file is not of this bench, or cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
@@ -54,7 +54,7 @@ class Points:
                 raise BenchError(f"{self.path}:{number} is no line of this bench: move the file away") from None
 
     def point(self, point: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the figures of a point; measured now, unless a line has them. point: all that they depend on, as JSON."""
+        """Return the figures of a point from its line, or measure them now. point: all that they depend on, as JSON."""
         name = _name(point)
         self._used.add(name)
         if (row := self._known.get(name)) is None:
@@ -72,7 +72,7 @@ class Points:
         return row["figures"]
 
     def notes(self) -> list[str]:
-        """Return lines on the points that were asked for: those beside other work, and those of several commits."""
+        """Return lines on the points of this run: those measured beside other work, and those of several commits."""
         rows = [self._known[name] for name in self._used if name in self._known]
         loaded = [row["others"] for row in rows if (row["others"] or 0.0) > LOADED]
         commits = {row["commit"] for row in rows}
@@ -94,13 +94,13 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 class _Load:
-    """The processor time that others take, from now on."""
+    """Measures the processor time of other processes, from its creation on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
     def others(self) -> float | None:
-        """Return their share of the machine; None if the system does not report it."""
+        """Return the other processes' share of the machine; None if the system does not report it."""
         if self._busy is None or (busy := _busy_seconds()) is None:
             return None
         seconds = busy - self._busy - (_own_seconds() - self._own)
@@ -122,7 +122,7 @@ def _own_seconds() -> float:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of their mean; not a number for fewer than two."""
+    """Return half the width of the 95 % confidence interval of the values' mean; not a number for fewer than two values."""
     count = len(values)
     if count < 2:
         return nan
@@ -130,7 +130,7 @@ def interval(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> Cell:
-    """Return the mean of independent runs, with its 95 % confidence interval where there are two or more."""
+    """Return the mean of independent runs, with its 95 % confidence interval if there are two runs or more."""
     if len(values) < 2:
         return mean(values)
     return f"{mean(values):.2f} ± {interval(values):.2f}"

@@ -77,12 +77,12 @@ class ModelShape:
 
     @property
     def architecture(self) -> str:
-        """The name that llama.cpp has for it."""
+        """llama.cpp's name for the architecture."""
         return "llama"
 
     @property
     def kv_width(self) -> int:
-        """Numbers that a token puts into each layer's K, and as many into its V."""
+        """How many numbers a token adds to each layer's K. It adds as many to V."""
         return self.width // self.heads * self.kv_heads
 
     @property
@@ -93,8 +93,8 @@ class ModelShape:
     def matrices(self) -> Iterator[Matrix]:
         """Yield (name, rows, columns, gain) of each matrix; with gain 1 the output is as large as the input.
 
-        The gains keep greedy decoding from going in circles. A small embedding: with tied weights a large one makes
-        the last token the next one, too. Sharp attention: the next token depends on more than the last few tokens.
+        The gains prevent loops in greedy decoding. The embedding is small: with tied weights a large embedding would make
+        each token repeat itself. Attention is sharp, so the next token depends on more than the last few tokens.
         """
         yield EMBEDDING, self.vocabulary, self.width, 0.5
         for layer in range(self.layers):
@@ -112,7 +112,7 @@ class ModelShape:
         yield f"{block}.attn_output.weight", self.width, self.width, 1.0
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name, float32) of each tensor that is no matrix: normalisations, the same value `width` times."""
+        """Yield (name, float32) of each tensor that is no matrix: normalisations, one value repeated `width` times."""
         for layer in range(self.layers):
             yield f"blk.{layer}.attn_norm.weight", _ones(self.width)
             yield f"blk.{layer}.ffn_norm.weight", _ones(self.width)
@@ -136,7 +136,7 @@ class ModelShape:
 class HybridShape(ModelShape):
     """The sizes of a Qwen 3.5: gated delta nets, and gated attention in every fourth layer.
 
-    delta_heads: of a delta net, with a state of `delta_size` squared numbers each.
+    delta_heads: heads of a delta net; the state of each head has `delta_size` squared numbers.
     """
 
     delta_heads: int = 8
@@ -288,12 +288,12 @@ def train(size: int, merges: int) -> Vocabulary:
 
 @cache
 def _merges_of_corpus(limit: int) -> list[Pair]:
-    """Return the most useful merges of the corpus, which take most of the time that a small model takes to make."""
+    """Return the most useful merges of the corpus. Their search takes most of the time to make a small model."""
     return learn_merges(count_words(corpus()), limit)
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's printable character for each byte, in order: itself if it is printable Latin-1, else U+0100 and on."""
+    """Return GPT-2's printable character for each byte, in order: the byte's own in Latin-1, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]
@@ -320,29 +320,30 @@ def _docstrings(source: str) -> Iterator[str]:
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Count each word in the texts, spelt in the byte alphabet.
 
-    Words that occur once are left out: they are two in five and say nothing about other texts.
+    Words that occur once are omitted: they are two fifths of all words, and are unlikely in other texts.
     """
     counts = Counter(word for text in texts for word in split(text))
     return Counter({word: count for word, count in counts.items() if count > 1})
 
 
 def split(text: str) -> Iterator[str]:
-    """Yield the words within which tokens are merged, in order, their UTF-8 spelt in the byte alphabet."""
+    """Yield the words of a text, in order, as UTF-8 spelt in the byte alphabet. Tokens are merged only within words."""
     alphabet = dict(enumerate(byte_alphabet()))
     return (word.encode().decode("latin-1").translate(alphabet) for word in _WORD.findall(text))
 
 
 def learn_merges(words: Counter[str], limit: int) -> list[Pair]:
-    """Return the `limit` most useful merges, in order: each merges the pair that is then the most frequent.
+    """Return the `limit` most useful merges, in order: each joins the pair that is the most frequent after the earlier
+    merges.
 
-    After Sennrich et al. 2016, algorithm 1. Fewer if no pair is left that occurs twice. Ties: the pair that is first
-    in the alphabet, so that the result does not depend on the hash seed.
+    After Sennrich et al. 2016, algorithm 1. There are fewer if no pair occurs twice. Of equally frequent pairs the first in
+    the alphabet is merged, so the result does not depend on the hash seed.
     """
     return _Trainer(words).run(limit)
 
 
 class _Trainer:
-    """Pair counts that are corrected, merge by merge, only for the words that hold the pair."""
+    """Counts of pairs. A merge corrects the counts only for the words that have the pair."""
 
     def __init__(self, words: Counter[str]) -> None:
         self.words = [list(word) for word in words]
@@ -402,7 +403,8 @@ def _joined(word: list[str], pair: Pair) -> list[str]:
 
 
 class ModelFile:
-    """A GGUF while it is written: its words, what `writer` is told, its tensors. Leaving the `with` block writes them.
+    """A GGUF file that is written: its words, the metadata of `writer`, its tensors. The end of the `with` block writes
+    them.
 
     The file appears only when it is complete.
     """
@@ -492,7 +494,7 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
 
 
 def version_of(shape: ModelShape) -> str:
-    """Return a digest of a shape and of the source that writes it, so that no version number has to be raised by hand."""
+    """Return a digest of a shape and of the source that writes it: a change of either makes a new version."""
     sources = Path(__file__).read_bytes() + Path(named_templates.__file__).read_bytes()
     return sha256(repr(shape).encode() + sources).hexdigest()[:12]
 
@@ -520,7 +522,7 @@ def _random(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarra
 
 
 def _random_blocks(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
-    """Make the same as blocks of a float16 step and 32 uniform integers: many times as fast as quantising."""
+    """Make the same numbers as blocks, each a float16 step and 32 uniform integers: many times as fast as quantising."""
     blocks = len(scale) * columns // 32
     body = 32 if kind == Kind.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""A recorded session of a coding agent and its sub-agents: every request that it sends, made from files of this machine."""
+"""A session of a coding agent and its sub-agents: every request that the client sends, made from files of this machine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ WORD = re.compile(r"(?:def|class) (\w{5,})")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of one agent. new: the share of its text that no request of the session had before.
+    """A request of one agent. new: the share of its text that no earlier request of the session had.
 
-    phase: what the session does. is_cut: the client hangs up in the prefill, and sends the same once more.
+    phase: what the session does. is_cut: the client disconnects during prefill, and sends the request once more.
     """
 
     agent: str
@@ -56,8 +56,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A session. waves: requests that are sent together, one of each agent at most. restart: the wave before which the
-    server is started anew.
+    """A session. waves: requests that are sent together, at most one of each agent. restart: the index of the wave before
+    which the server restarts.
     """
 
     waves: tuple[tuple[Request, ...], ...]
@@ -92,7 +92,7 @@ changed, what the tests said, and what is left to do. Answer with the summary al
 
 @dataclass(slots=True)
 class _Clock:
-    """The lines about the moment in a session's instructions: they change whenever the user says something."""
+    """The lines about the current state in a session's instructions. They change with each message of the user."""
 
     questions: int = 0
 
@@ -103,14 +103,14 @@ class _Clock:
 
     @property
     def reminder(self) -> str:
-        """The reminder in the user's last message, which moves on to the next one."""
+        """The reminder at the end of the user's last message. It moves to each new message."""
         left = 9 - self.questions % 9
         return f"\n\n<reminder>Build mode: you may change files and run tests. To-dos open: {left}.</reminder>"
 
 
 @dataclass(slots=True)
 class _Agent:
-    """One agent's history as it grows. guide: the notes in its instructions, after the line of the moment."""
+    """The growing history of one agent. guide: the notes in its instructions, after the line of `clock`."""
 
     name: str
     guide: str
@@ -140,13 +140,13 @@ class _Agent:
         self.messages.append({"role": "tool", "tool_call_id": made, "content": result})
 
     def step(self) -> None:
-        """Make the next call of those that an agent makes."""
+        """Make the agent's next call. The kinds of calls take turns."""
         number = next(self.ids)
         name, result, arguments = self.files.result(KINDS[number % len(KINDS)], f"{self.name} {number}")
         self.call(name, result, **arguments)
 
     def request(self, phase: str, is_cut: bool = False) -> Request:
-        """Return its next request. The lines of the moment count as seen: they should cost nothing."""
+        """Return the agent's next request. The lines of `clock` do not count as new text, since they should cost nothing."""
         place = f"{INSTRUCTIONS}\n\n<environment>\nWorking directory: /work/slotcache\n{self.clock.line}\n</environment>"
         sent = [{"role": "system", "content": f"{place}\n\n{self.guide}"}, *self.messages]
         asked = (at for at, message in enumerate(sent) if message["role"] == "user" and message["content"] != SUMMARISE)
@@ -158,7 +158,7 @@ class _Agent:
         return Request(self.name, phase, tuple(sent), self.tools, new, is_cut)
 
     def compact(self, summary: str) -> None:
-        """Begin anew with a summary and the last two messages."""
+        """Replace the history by a summary and the last two messages."""
         kept = self.messages[-2:]
         self.messages = [{"role": "user", "content": f"The conversation so far, in short:\n\n{summary}\n\nGo on."}, *kept]
 
@@ -172,14 +172,14 @@ def _length(value: Message) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The texts that the agents work on. size: characters of a result."""
+    """The texts that the agents work on. size: how many characters a tool returns."""
 
     all: tuple[File, ...]
     size: int
 
     @classmethod
     def of(cls, tasks: Sequence[Task], size: int) -> Files:
-        """Return this project's own files and those of the tasks. Raises BenchError if there are none."""
+        """Return this project's files and those of the tasks. Raises BenchError if there are none."""
         root = Path(__file__).resolve().parents[1]
         paths = sorted(path for room in ROOMS for kind in ("*.py", "*.md") for path in (root / room).rglob(kind))
         own = [(str(path.relative_to(root)), path.read_text("utf-8")) for path in paths]
@@ -194,7 +194,7 @@ class Files:
         return "\n\n".join(texts.get(name, "") for name in (*GUIDES, *texts))[:size]
 
     def result(self, kind: str, seed: str) -> tuple[str, str, dict[str, str]]:
-        """Return a call and what it returns: the function, the result, the arguments. The same for the same seed."""
+        """Return a tool's name, its result and its arguments. The same seed gives the same call."""
         rng = Random(seed)
         path, text = rng.choice(self.all)
         if kind == "search":
@@ -241,7 +241,7 @@ class Files:
 
 
 def _within(lines: Sequence[str] | Iterator[str], size: int, most: int = 10_000) -> str:
-    """Return the first lines that fit, and at least a part of the first one."""
+    """Return the first lines that fit into the size, and at least a part of the first line."""
     kept, length = [], 0
     for line in lines:
         length += len(line) + 1
@@ -255,13 +255,13 @@ def _within(lines: Sequence[str] | Iterator[str], size: int, most: int = 10_000)
 
 
 def record(data: Path, characters: int) -> Recording:
-    """Return the session whose longest prompt has about so many characters.
+    """Return a session whose longest prompt has about so many characters. The same files give the same session.
 
-    The user asks, the main agent works alone, then beside three sub-agents, takes their results over, works on until its
-    prompt is full, compacts, and goes on. The user says something every few turns. Then a line in all instructions changes,
-    and the reminder moves from the user's last message to the new one. The first request, and the first one after the
-    compaction, are cut and sent again. data: the folder with clawtasks/. The same for the same files. Raises OSError or
-    ValueError if the data is something else.
+    The user asks, and the main agent works alone, then beside three sub-agents. It takes their results, works until its
+    prompt is full, compacts its history, and continues. The user sends a message every few turns. Then a line in all
+    instructions changes, and the reminder moves to the new message. The first request, and the first request after the
+    compaction, are cut and sent again. data: the folder with clawtasks/. Raises OSError or ValueError if the data is
+    something else.
     """
     tasks = read_tasks(data)
     size = min(max(characters // STEPS, LEAST_RESULT), MOST_RESULT)
@@ -274,7 +274,7 @@ def record(data: Path, characters: int) -> Recording:
 
 
 class _Session:
-    """The waves as they are made."""
+    """The waves of a session, one added after the other."""
 
     def __init__(self, tasks: Sequence[Task], files: Files, characters: int) -> None:
         self.characters, self.clock = characters, _Clock()
@@ -287,7 +287,7 @@ class _Session:
         self.num_turns = 0
 
     def alone(self, phase: str, share: float, is_cut: bool = False) -> None:
-        """Let the main agent work until its prompt has a share of the size, beginning with what the user says."""
+        """Add the user's message, then let the main agent work until its prompt has a share of the size."""
         self._question()
         self.waves.append((self.main.request(phase, is_cut),))
         while self.main.size < share * self.characters:
@@ -316,7 +316,7 @@ class _Session:
         return (num_before + len(self.waves)) // 2
 
     def compacted(self) -> None:
-        """Let the main agent ask for a summary, begin anew with it, and work on."""
+        """Let the main agent ask for a summary, continue with the summary, and work."""
         self.main.ask(SUMMARISE)
         self.waves.append((self.main.request("summary"),))
         self.main.messages.pop()

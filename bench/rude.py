@@ -1,4 +1,4 @@
-"""Clients beside a server under attack: well-behaved ones, those of a mixed load, and rude ones."""
+"""Clients of a server under attack: well-behaved bystanders, visitors for a mixed load, and rude clients."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ SLOW_HEALTH = 2.0  # s: a later answer does not count
 
 @dataclass(slots=True)
 class Ending:
-    """One request as its client saw it.
+    """One request, as its client saw it.
 
-    finals: the number of events that end the stream; an error is one. refused: no server accepted the connection.
+    finals: the number of events that end the stream; an error is such an event. refused: the server accepted no connection.
     arrivals: the time of the request, then of each piece of text.
     """
 
@@ -124,12 +124,12 @@ def chats(number: int, max_tokens: int) -> list[Body]:
 
 
 def texts(number: int) -> list[Body]:
-    """Return the texts that bystander `number` sends to be tokenised: that needs no slot."""
+    """Return the texts that bystander `number` sends to be tokenised, which needs no slot."""
     return [{"content": one.question} for one in CORPUS.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]]
 
 
 async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: float) -> Ending:
-    """Stream one chat, or have one text tokenised. Never raises."""
+    """Stream one chat, or tokenise one text. Never raises."""
     is_chat, answered = "messages" in body, False
     name = f"{body['cache_scope']}: {body['messages'][-1]['content']}" if is_chat else body["content"]
     ending = Ending(name, arrivals=[perf_counter()])
@@ -157,9 +157,9 @@ async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: flo
 async def live(
     http: aiohttp.ClientSession, bodies: Sequence[Mapping[str, Any]], enough: asyncio.Event, timeout: float
 ) -> list[Ending]:
-    """Ask as one bystander: every prompt once, then again from the first, until `enough` is set.
+    """Ask as one bystander: send every prompt once, then all again from the first, until `enough` is set.
 
-    Stop early if a request does not end properly or the server refuses the connection.
+    The bystander stops early if a request does not end properly or the server refuses the connection.
     """
     endings: list[Ending] = []
     while len(endings) < len(bodies) or not enough.is_set():
@@ -218,7 +218,7 @@ class Visitor:
             raise Lost(f"a stream had {ending.finals} final events: {ending.error}")
 
     async def fill(self) -> None:
-        """Ask with a long prompt; several do not fit into the pool. Each answer must have all its tokens."""
+        """Ask with a prompt so long that several do not fit into the pool. Each answer must have all its tokens."""
         names = self.rng.choices(list(CORPUS.documents), k=self.rng.randint(1, LONGEST))
         text, wanted = " ".join(CORPUS.documents[name].text for name in names), self.rng.randint(1, MOST_TOKENS)
         prompt = {"messages": [{"role": "user", "content": text}], "documents": [], "ignore_eos": True, "max_tokens": wanted}
@@ -373,7 +373,7 @@ def _connected(url: str) -> socket.socket:
 
 
 async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
-    """Request long streams without reading them, a few at a time. Return the open connections."""
+    """Start long streams, a few at a time, and read none of them. Return the open connections."""
     connections: list[socket.socket] = []
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
@@ -407,7 +407,7 @@ async def dawdle(url: str, count: int, patience: float) -> int:
 
 
 def crowd(url: str, count: int, seconds: float) -> int:
-    """Keep connections half open, and reopen each one that the server closes. Return how many were opened in all.
+    """Keep connections half open. If the server closes one, open another. Return how many were opened in all.
 
     Needs a process of its own. Raises BenchError.
     """
@@ -425,7 +425,8 @@ def crowd(url: str, count: int, seconds: float) -> int:
 
 
 async def _keep_open(url: str, sent: bytes, seconds: float, *, drips: bool = False, again: bool = False) -> tuple[int, bool]:
-    """Send a part of a request, and read until the server closes. drips: go on sending. again: then open another one.
+    """Send a part of a request, and read until the server closes the connection. drips: go on sending. again: then open
+    another one.
 
     Return how many connections were opened, and whether the last one is still open after so many seconds.
     """

@@ -1,4 +1,4 @@
-"""The API of a server under test: the fields for a query's documents, and the fields with its figures."""
+"""The API of a server under test: the request fields for a query's documents, and the answer's fields with figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ History = Sequence[tuple[Query, str]]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The fields of a request besides its prompt. Greedy; with `ignore_eos` the answers of all arms have the same length."""
+    """The fields of a request besides its prompt. Decoding is greedy. With `ignore_eos` all answers have the same length."""
 
     max_tokens: int = 16
     ignore_eos: bool = True
@@ -37,7 +37,7 @@ class DocumentUse:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """One event of a stream. A figure that the event does not have is None."""
+    """One event of a stream. A figure is None if the event does not have it."""
 
     text: str = ""
     has_token: bool = False
@@ -58,7 +58,7 @@ class ServerApi(Protocol):
     """An API: it builds the request of a query and reads the events of the stream."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
-        """Return the path and the JSON body. Not part of the measured time. Raises aiohttp.ClientError."""
+        """Return the path and the JSON body of a query; its time is not measured. Raises aiohttp.ClientError."""
         ...
 
     def read(self, event: Body) -> StreamChunk:
@@ -67,7 +67,7 @@ class ServerApi(Protocol):
 
 
 def question_with_documents(query: Query) -> str:
-    """Return the user message for a server without a documents field: rank order, in slotcache's own wording."""
+    """Return the user message for a server without a documents field: in retrieval order, in slotcache's wording."""
     documents = (document_text(Document(name, text)) for name, text in query.documents)
     return "".join(documents) + query.question
 
@@ -123,7 +123,9 @@ class ChatApi:
 
 @dataclass(frozen=True, slots=True)
 class CompletionApi:
-    """llama-server's own `/completion`: the template is applied by a request before; `timings.cache_n` is the reuse."""
+    """llama-server's own `/completion`. An earlier request applies the chat template; `timings.cache_n` is the number of
+    cached tokens.
+    """
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
         messages = _messages(query, history, _with_text)
@@ -150,14 +152,14 @@ class CompletionApi:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of a request as a server's /apply-template and /tokenize return it."""
+    """The prompt of a request, as a server's /apply-template and /tokenize return it."""
 
     text: str
     tokens: tuple[int, ...]
 
     @classmethod
     async def of(cls, http: ClientSession, body: Body) -> Prompt:
-        """Ask a server for the prompt of a chat. body: the chat's. Raises aiohttp.ClientError."""
+        """Ask a server for the prompt of a chat. body: of the chat's request. Raises aiohttp.ClientError."""
         async with http.post("/apply-template", json=body, raise_for_status=True) as answer:
             text = (await answer.json())["prompt"]
         asked = {"content": text, "add_special": True, "parse_special": True}

@@ -1,4 +1,4 @@
-"""The servers that a benchmark compares: their options, starts and stops."""
+"""The servers that a benchmark compares: their options, their start and their end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def bench_model(args: argparse.Namespace) -> Path:
-    """Return `--model`, else the bench model in the user's cache, generated on first use. Raises BenchError."""
+    """Return `--model`, or the bench model in the user's cache, generated on first use. Raises BenchError."""
     if args.model:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
@@ -91,15 +91,16 @@ def bench_model(args: argparse.Namespace) -> Path:
 
 
 def llama_slots(args: argparse.Namespace) -> int | None:
-    """Return the slots to ask of llama-server; None for its own default number.
+    """Return the number of slots for llama-server; None for its own default.
 
-    By default its slots share the context. With an explicit number each slot gets a part, too short for these prompts.
+    By default its slots share the context. With an explicit number each slot gets a part that is too short for these
+    prompts.
     """
     return None if args.parallel == LLAMA_SLOTS else args.parallel
 
 
 def llama_server(args: argparse.Namespace) -> str | None:
-    """Return the llama-server to compare with, None without `--llama-server`. Raises BenchError if it is not a program."""
+    """Return the program of llama-server, or None without `--llama-server`. Raises BenchError if the path is no program."""
     if args.llama_server and shutil.which(args.llama_server) is None:
         raise BenchError(f"--llama-server {args.llama_server}: not a program that can be run")
     return args.llama_server
@@ -115,7 +116,7 @@ CRASH = "Fatal Python error: "  # the first line about a signal, before the stac
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of a server; both servers use the same flags. `slots`: None for the server's own default."""
+    """Options of a server, with flags that both servers know. `slots`: None for the server's own default."""
 
     model: Path
     context: int = 16384
@@ -134,12 +135,12 @@ class ServerOptions:
 
 
 def llama_server_command(binary: str, options: ServerOptions, port: int) -> list[str]:
-    """Return the command of llama-server: its defaults with these flags, without its web page."""
+    """Return the command of llama-server with these flags and without its web page; all else is its default."""
     return [binary, *options.flags(port), *llama_repack(options.repack), "--no-webui"]
 
 
 def llama_repack(repack: str) -> list[str]:
-    """Return llama.cpp's flag for `repack`; its programs repack by default."""
+    """Return llama.cpp's flag for `repack`. Without a flag, llama.cpp's programs repack."""
     return {"on": ["--repack"], "off": ["--no-repack"]}.get(repack, [])
 
 
@@ -156,7 +157,7 @@ def own_command() -> list[str]:
 
 
 def tie_to_parent() -> None:
-    """Let the process of multiprocessing that calls this end with the one that started it."""
+    """End this process of multiprocessing when its parent ends."""
     if (parent := parent_process()) is not None:
         tie(os.getpid(), parent.sentinel)
 
@@ -169,7 +170,7 @@ def free_port() -> int:
 
 
 class Server:
-    """Runs `command` while the context lasts. Entering waits until `/health` answers 200.
+    """Runs `command` while the context lasts. Entering the context waits until `/health` answers 200.
 
     Raises ServerError, with the end of the log, if the process ends or `deadline` seconds pass first.
     """
@@ -193,7 +194,7 @@ class Server:
 
     @property
     def memory(self) -> int:
-        """Bytes of resident memory; 0 of a process that has ended."""
+        """Bytes of resident memory; 0 if the process has ended."""
         return resident(self.pid) if self.pid else 0
 
     def __enter__(self) -> Server:
@@ -226,7 +227,7 @@ class Server:
             stop_child(process, patience)
 
     def tail(self) -> str:
-        """Return the last lines of the log, of a crash all of them."""
+        """Return the last lines of the log; after a crash all lines."""
         lines = self.log.read_text(errors="replace").splitlines()
         crash = next((at for at, line in enumerate(lines) if line.startswith(CRASH)), len(lines))
         return "\n".join(lines[min(crash, max(len(lines) - TAIL_LINES, 0)) :])
@@ -265,14 +266,14 @@ def events(url: str, body: Mapping[str, Any], timeout: float) -> Iterator[Any]:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of memory that a process has; 0 if there is none."""
+    """Return the bytes of memory that a process has; 0 if there is no such process."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def _ended(code: int) -> str:
-    """Describe how a process ended. The name of a signal says more than its number."""
+    """Describe how a process ended, by the name of the signal if a signal ended it."""
     if code >= 0:
         return f"ended with code {code}"
     # Some machines report AMX but forbid its use, and repacked weights use it.
@@ -290,7 +291,7 @@ WARM_UP = Query("warm-up", 1, "Say hello.")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison. command: the server's command line for a port; None for a server that runs at `url`.
+    """One side of a comparison. command: returns the server's command line for a port; None: a server runs at `url` already.
 
     ahead: queries that are sent before the measurement.
     """
@@ -302,7 +303,7 @@ class Arm:
     ahead: tuple[Query, ...] = ()
 
     def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Start the server, run `work` with a client of it, stop the server."""
+        """Start the server, call `work` with a client of the server, stop the server."""
         with self.up() as url:
             return asyncio.run(self.work(url, sampling, work))
 
@@ -322,7 +323,7 @@ class Arm:
         return {"name": self.name, "dialect": repr(self.api), **server}
 
     async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Run `work` with a client of the server at `url`, after one uncounted request, and those that are sent ahead."""
+        """Call `work` with a client of the server at `url`, after one uncounted request and the queries of `ahead`."""
         async with Client(url, self.api, sampling) as client:
             for query in (WARM_UP, *self.ahead):
                 if error := (await client.ask(query)).error:
@@ -337,7 +338,9 @@ def arms_for(
     llama_slots: int | None = None,
     slotcache_flags: Sequence[str] = (),
 ) -> list[Arm]:
-    """Return slotcache once for each document order, and llama-server if its path is given; with `--url` only one arm."""
+    """Return an arm of slotcache for each document order, and one of llama-server if its path is given. With `--url`: one
+    arm.
+    """
     extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
     if args.url:
         return [Arm(args.url, _api(args.dialect, {"document_order": orders[0]} | extra), url=args.url)]
@@ -353,10 +356,11 @@ def arms_for(
 
 
 def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list[Arm]:
-    """Return slotcache with documents read separately, slotcache as it is, and llama-server with both of its ways.
+    """Return arms of slotcache with separately read documents, of the usual slotcache, and of llama-server with its two
+    ways.
 
-    ahead: queries whose documents the first arm reads before the measurement. `--cache-reuse` lets llama-server move KV,
-    too, but only that of the same slot, and forwards.
+    ahead: queries whose documents the first arm reads before the measurement. With `--cache-reuse` llama-server moves KV,
+    too, but only KV of the same slot, and only forwards.
     """
     joint, *theirs = arms_for(args, llama_slots=args.parallel if args.concurrency > 1 else None)
     api = ChatApi(documents_field=True, extra={"documents_attention": "separate"})
@@ -372,7 +376,9 @@ def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list
 
 
 def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """Yield every arm once a round, backwards in every other round, so that a drifting machine speed favours no arm."""
+    """Yield every arm once a round, in reverse order in every other round: so a drifting speed of the machine favours no
+    arm.
+    """
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             print(f"round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)
@@ -383,7 +389,7 @@ def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
 def measured_in_rounds(
     arms: Sequence[Arm], args: argparse.Namespace, work: Callable[[Client, argparse.Namespace, int], Awaitable[T]]
 ) -> dict[str, list[T]]:
-    """Measure every arm once in each of `--rounds`. work: gets a client, the options and the number of the round."""
+    """Measure every arm once in each of `--rounds`. work: called with a client, the options and the number of the round."""
     found: dict[str, list[T]] = {}
     for number, arm in in_rounds(arms, args.rounds):
         one = arm.measure(sampling(args), lambda client, number=number: work(client, args, number))
@@ -398,6 +404,6 @@ def _api(name: str, extra: dict[str, Any]) -> ServerApi:
 
 
 def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
-    """Return the options of a server from the shared ones."""
+    """Return the options of a server, from the shared options of the command line."""
     same: dict[str, Any] = {"flash_attention": args.flash_attn, "repack": args.repack, "extra": tuple(extra)}
     return ServerOptions(model, args.ctx_size, slots, args.threads, **same)

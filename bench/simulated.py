@@ -1,4 +1,4 @@
-"""The real scheduler without a model: prompts of documents that arrive, and what their scheduling costs and reuses."""
+"""The real scheduler without a model: prompts with documents arrive, and their scheduling and reuse are measured."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """cached: share of the prompts' tokens. overtaken: most times that one request was. p50, p95: of TTFT, in seconds.
+    """cached: share of the prompts' tokens. overtaken: how often one request was overtaken, at most. p50, p95: of TTFT, in
+    seconds.
 
-    choosing: microseconds of processor time an admission, to choose a request and its order of documents. scheduling:
-    microseconds a request of all that the scheduler does: queue, tree, steps planned and committed.
+    choosing: microseconds of processor time for each admission, to choose a request and the order of its documents.
+    scheduling: microseconds for each request, for all work of the scheduler: queue, tree, planned and committed steps.
     """
 
     cached: float
@@ -48,7 +49,9 @@ class Served:
 
 
 def serve(prompts: Sequence[ChatPrompt], window: int, arrivals: Sequence[float] = ()) -> Served:
-    """Serve the prompts; return the figures. arrivals: seconds, ascending, one a prompt; none: all wait at once."""
+    """Serve the prompts; return the figures. arrivals: seconds, ascending, one for each prompt; empty: all prompts arrive at
+    once.
+    """
     scheduler = Scheduler(PrefixTree(CELLS, 32, costs=CPU), num_slots=SLOTS, window=window)
     choosing, scheduling = _Timer(), _Timer()
     queue = scheduler.waiting
@@ -81,7 +84,7 @@ def serve(prompts: Sequence[ChatPrompt], window: int, arrivals: Sequence[float] 
 
 
 class _Timer:
-    """Adds up the processor time of calls: other processes use the machine, too."""
+    """Adds up the processor time of calls. Wall time would include other processes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -98,12 +101,12 @@ class _Timer:
 
 
 def num_tokens() -> int:
-    """Return the length of a prompt of the burst trace."""
+    """Return the number of tokens of a prompt of the burst trace."""
     return len(burst(1)[0].documents) * DOCUMENT + SYSTEM + QUESTION
 
 
 def prompts_of(queries: Iterable[Query], policy: str) -> list[ChatPrompt]:
-    """Return the prompts of queries. policy: of the order of their documents."""
+    """Return the prompts of queries. policy: orders their documents."""
     texts: dict[str, np.ndarray] = {}
 
     def tokens(text: str, size: int) -> np.ndarray:

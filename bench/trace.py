@@ -40,7 +40,7 @@ OPENERS += ("In this order", "On the other side", "At the end of the year", "In 
 
 
 def prose(seed: str, words: int) -> str:
-    """Return sentences of at least `words` words, and a few more, fixed by `seed`."""
+    """Return sentences with a few words more than `words`. The same seed gives the same text."""
     rng = random.Random(seed)  # a string seed goes through SHA-512: it depends on no hash seed and no platform
     sentences: list[str] = []
     count = 0
@@ -52,7 +52,7 @@ def prose(seed: str, words: int) -> str:
 
 
 def question(seed: str) -> str:
-    """Return a question of about fifteen words, fixed by `seed`."""
+    """Return a question of about fifteen words. The same seed gives the same question."""
     rng = random.Random(seed)
     first, second = _noun_phrase(rng), _noun_phrase(rng)
     return f"What did the {first} do when the {second} {rng.choice(VERBS)} it, and why did people remember it?"
@@ -80,7 +80,7 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One user turn: a question and its documents as (id, text), best ranked first."""
+    """One user turn: a question and its documents as (id, text), the most relevant first."""
 
     session: str
     turn: int
@@ -135,7 +135,8 @@ def skewed(
     """Return questions on documents of which a few are popular.
 
     RAGCache's workload (sections 3.2 and 7): two documents a question; 3 % of the documents get 60 % of the retrievals. The
-    paper's documents have 3,718 tokens on average. popular: their share of the documents. share: of the retrievals.
+    paper's documents have 3,718 tokens on average. popular: the popular documents' share of all documents. share: their
+    share of the retrievals.
     """
     rng, hot, trace = random.Random(f"skewed {seed}"), round(popular * documents), []
     for number in range(queries):
@@ -148,9 +149,9 @@ def skewed(
 
 
 def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0, opening: int = 0) -> list[Query]:
-    """Return plain chats without documents: the first turn of each, then the second of each.
+    """Return plain chats without documents: first the first turns of all chats, then the second turns, and so on.
 
-    words: of a message. opening: words of a first message; 0 for `words`.
+    words: of a message. opening: words of a first message; 0: as `words`.
     """
     return [
         Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', size)} {question(f'{session} {turn}')}")

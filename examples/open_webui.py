@@ -1,7 +1,7 @@
 """A chat of Open WebUI over a folder, with and without `documents_in_text`: python examples/open_webui.py [URL]
 
-It sends what Open WebUI sends: the sources of each question, numbered by rank, in the system message or in front of the last
-question. Open WebUI itself needs nothing but the address, and RAG_SYSTEM_CONTEXT=true for the first of both:
+Like Open WebUI, it numbers the sources of each question by rank, and puts them into the system message or before the last
+question. Open WebUI itself needs only the address, and RAG_SYSTEM_CONTEXT=true to use the system message:
 
     slotcache serve --cache-prompt --documents-in-text auto
     OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none RAG_SYSTEM_CONTEXT=true open-webui serve

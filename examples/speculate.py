@@ -1,6 +1,6 @@
 """Prefill while a search still runs: python examples/speculate.py [URL]
 
-The search has two stages. The server computes the documents of the first one while the second one is under way.
+The search has two stages. The server prefills the first stage's documents while the second stage runs.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Scores of answers: their words beside the expected ones, the documents that they cite, how sure a difference is."""
+"""Scores of answers: their words compared with the expected words, the documents that they cite, and how sure a difference
+is.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ NARROW, FEWEST = 0.05, 20  # nats a token, conversations: docs/benchmarks.md has
 
 
 def words(text: str) -> list[str]:
-    """Return the words of an answer as SQuAD's metrics have them: without case, articles, punctuation and cited ids."""
+    """Return the words of an answer as SQuAD's metrics count them: without case, articles, punctuation and cited ids."""
     plain = BRACKETS.sub(lambda found: " " if cited(found[0]) else found[0], text)
     return ARTICLES.sub(" ", plain.casefold().translate(PUNCTUATION)).split()
 
 
 def token_f1(answer: str, expected: str) -> float:
-    """Return the harmonic mean of precision and recall of an answer's words; of two empty ones 1."""
+    """Return the harmonic mean of precision and recall of an answer's words; 1 if both answers are empty."""
     ours, theirs = words(answer), words(expected)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * common / (len(ours) + len(theirs)) if ours or theirs else 1.0
@@ -41,7 +43,7 @@ def cited(answer: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A mean difference and its 95 % interval. conversations, turns: the numbers that it rests on."""
+    """A mean difference and its 95 % interval. conversations, turns: how many it is computed from."""
 
     mean: float
     low: float
@@ -51,7 +53,7 @@ class Effect:
 
     @property
     def verdict(self) -> str:
-        """The rule's verdict on log-likelihoods."""
+        """The verdict of the rule for log-likelihoods."""
         if self.conversations < FEWEST:
             return "unknown"
         if self.low > 0 or self.high < 0:
@@ -67,7 +69,7 @@ def bootstrap(conversations: Sequence[Sequence[tuple[float, float]]], seed: int 
     """Return the mean over all turns, and its interval over resampled conversations.
 
     A turn is a sum and the number of its items, such as the tokens of an answer. Conversations without a turn do not count.
-    Fewer than two have no interval.
+    With fewer than two conversations there is no interval.
     """
     groups = [turns for turns in conversations if turns]
     num_turns = sum(map(len, groups))

@@ -1,4 +1,4 @@
-"""Conversations over documents with the answers that are expected: MT-RAG's, and made-up ones."""
+"""Conversations over documents with their expected answers: MT-RAG's, and generated conversations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ PEOPLE = (
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTurn:
-    """documents: best ranked first. right: the ids of those with the answer, as people or the generator marked them."""
+    """documents: the most relevant first. right: the ids of documents with the answer, as people or the generator marked
+    them.
+    """
 
     question: str
     answer: str
@@ -67,10 +69,11 @@ def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
 
 
 def made_up(k: int, seed: int) -> Iterator[AnsweredTalk]:
-    """Yield conversations without end, whose turns ask in turn for a fact of one document and for one of two documents.
+    """Yield generated conversations without end. Their turns ask alternately for a fact of one document and of two
+    documents.
 
-    One document has a place and its mayor, the other where the mayor was born. Each conversation has its own places and
-    people; turns share the documents that they do not need.
+    Of the two, one names the mayor of a place, and the other says where the mayor was born. Each conversation has its own
+    places and people. Turns share the documents that they do not need.
     """
     for number in count():
         rng = random.Random(f"answers {seed} {number}")

@@ -1,8 +1,8 @@
-"""What reuse does to answers: one turn's documents shown in several ways, to a model in this process.
+"""The effect of reuse on answers: a model in this process gets the documents of a turn in several ways.
 
-The server's own builder makes the prompts, and its scheduler orders, reuses and computes; the steps are taken here, so that
-a given answer can be read token by token. Before each turn the cache gets the documents in another order, drawn by a seed.
-Each conversation begins with an empty cache, so that a point depends on no other one.
+The server's own builder makes the prompts, and its scheduler orders, reuses and computes. This module takes the steps, to
+read a given answer token by token. Before each turn the cache gets the documents in another order, drawn by a seed. Each
+conversation starts with an empty cache, so that points do not depend on each other.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _silent(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) 
 
 
 def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
-    """Show the reference to a document in the place of the document."""
+    """Show a reference to a repeated document in the document's place."""
     shown: list[Part] = []
     ranks = {document.id: at for at, document in enumerate(documents.documents)}
     for id in ranking:
@@ -102,9 +102,10 @@ def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize)
 
 @dataclass(frozen=True, slots=True)
 class ShownWay:
-    """fields: of the request. show: changes the prompt. than: the way that differs in this way's subject alone.
+    """A way to show documents. fields: of the request. show: changes the prompt. than: the way to compare with, which
+    differs only in the subject of this way.
 
-    best_last: the best document is the last one, whatever the order of the others. bare: without documents.
+    best_last: the most relevant document is the last one, whatever the order of the others. bare: without documents.
     """
 
     name: str
@@ -137,7 +138,7 @@ WAYS = (
 
 
 class Recorder(Sampler):
-    """Chooses the expected tokens, and adds up the logarithms of their probabilities."""
+    """A sampler that chooses the expected tokens, and adds up the logarithms of their probabilities."""
 
     def __init__(self, model: Model, expected: np.ndarray) -> None:
         super().__init__(model, GREEDY)
@@ -150,7 +151,7 @@ class Recorder(Sampler):
 
 
 class Answerer:
-    """Answers the turns of conversations. service: loaded, and its engine not started. most: tokens of a greedy answer."""
+    """Answers the turns of conversations. service: loaded, its engine not started. most: tokens of a greedy answer."""
 
     def __init__(self, service: Service, most: int, seed: int) -> None:
         self._service, self._most, self._seed = service, most, seed
@@ -162,7 +163,9 @@ class Answerer:
         self._tokenize: Tokenize = partial(service.builder.tokens, "")
 
     def fitting(self, talk: AnsweredTalk, longest: int) -> AnsweredTalk:
-        """Return a conversation up to the first turn of `longest` tokens or more with an answer, in retrieval order."""
+        """Return a conversation's turns before the first one of `longest` tokens or more, answer included, in retrieval
+        order.
+        """
         for at, turn in enumerate(talk.turns):
             try:
                 length = self._prompt(WAYS[0], talk, at).num_tokens + max(self._most, len(self._model.tokenize(turn.answer)))
@@ -173,7 +176,7 @@ class Answerer:
         return talk
 
     def measure(self, way: ShownWay, talk: AnsweredTalk) -> list[dict[str, Any]]:
-        """Return the figures of each turn of a conversation, with earlier turns as they were shown."""
+        """Return the figures of each turn of a conversation. The history shows earlier turns in the same way."""
         scope, orders, rows = Scope.shared(f"{way.name} {talk.name}"), list[Sequence[int]](), list[dict[str, Any]]()
         for at in range(len(talk.turns)):
             asked = self._prompt(way, talk, at)
@@ -184,7 +187,7 @@ class Answerer:
         return rows
 
     def _order(self, prompt: ChatPrompt, scope: Scope, seed: str) -> Sequence[int]:
-        """Cache the last documents of a prompt in a drawn order; return the order that the server then gives them."""
+        """Cache the last documents of a prompt in a drawn order. Return the order in which the server then puts them."""
         at, last = [(at, part) for at, part in enumerate(prompt.parts) if isinstance(part, DocumentSet)][-1]
         if last.documents:
             drawn = replace(last, order=_drawn(seed, last), hint=None, location=NO_TOKENS)
@@ -219,7 +222,7 @@ class Answerer:
         return type(asked)(parts)
 
     def _answered(self, prompt: ChatPrompt, talk: AnsweredTalk, at: int, scope: Scope) -> dict[str, Any]:
-        """Answer a prompt greedily, then read the expected answer after it; return the figures."""
+        """Answer a prompt greedily, then compute the expected answer after the prompt. Return the figures."""
         turn, expected = talk.turns[at], self._model.tokenize(talk.turns[at].answer)
         job, tokens, ttft = self._compute(prompt, scope, Sampler(self._model, GREEDY), self._most)
         recorder = Recorder(self._model, expected)
@@ -242,9 +245,9 @@ class Answerer:
         }
 
     def _compute(self, prompt: ChatPrompt, scope: Scope, sampler: Sampler, limit: int) -> tuple[Job, list[int], float]:
-        """Compute a prompt and at most so many tokens of its answer; return the seconds to the first one, too.
+        """Compute a prompt and up to `limit` tokens of its answer. Also return the seconds to the first token.
 
-        Raises BenchError for a prompt that has no room.
+        Raises BenchError if there is no room for the prompt.
         """
         request = replace(self._service.submitter.idle_prefill(prompt, scope, Kind.CLIENT).request, limit=limit)
         began, ttft, tokens = perf_counter(), nan, list[int]()
@@ -269,7 +272,7 @@ class Answerer:
 
 
 def _drawn(seed: str, documents: DocumentSet) -> tuple[int, ...]:
-    """Return an order other than the rank, if there is one. Documents that have to be last stay last."""
+    """Return a random order that differs from the rank, if there is one. Documents that must be last stay last."""
     size = len(documents.documents)
     movable = range(size - documents.keep_last)
     rng, order = random.Random(seed), list(movable)
@@ -302,7 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points that the folder lacks; return a table of the ways for each kind of turns."""
+    """Measure the points that the folder does not have. Return a table for each kind of turns, with a row for each way."""
     ways = _ways(args.ways)
     kept = Points(args.out / "answers.jsonl", machine.describe)
     shape = {"ctx_size": 2 * args.longest, "threads": args.threads, "gpu_layers": args.gpu_layers}
@@ -331,7 +334,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _ways(names: str) -> list[ShownWay]:
-    """Return the ways of these names and those that they are compared with. Raises BenchError."""
+    """Return the ways of these names, and the ways to compare them with. Raises BenchError."""
     known = {way.name: way for way in WAYS}
     asked = [name.strip() for name in names.split(",")]
     if wrong := [name for name in asked if name not in known]:
@@ -363,7 +366,9 @@ def _measured(answerer: Answerer, ways: Sequence[ShownWay], kind: str, kept: Poi
 
 
 def effect(ours: Figures, theirs: Figures, name: str, per: str = "") -> Effect:
-    """Compare turns whose prompts differ in two ways. name: of the figure; per: of what it is a sum over, one if empty."""
+    """Compare two ways over the turns in which their prompts differ. name: the figure to compare. per: the figure that
+    counts its items; empty: one item a turn.
+    """
     return bootstrap(
         [
             [
@@ -385,7 +390,7 @@ def _compared(rows: Rows, way: str, than: str) -> tuple[Cell, ...]:
 
 
 def ways_table(title: str, rows: Rows, ways: Sequence[ShownWay]) -> Table:
-    """Return a line for each way: its figures over all turns, and its effect beside retrieval order."""
+    """Return a row for each way: its figures over all turns, and its difference from retrieval order."""
     columns = ("way", "log-likelihood", "F1", "exact", "cited, given, right", "reused %", "TTFT p50 ms", *COMPARED)
     lines: list[tuple[Cell, ...]] = []
     for way in ways:

@@ -1,4 +1,4 @@
-"""Questions made of a folder's own headings: each heading is removed from the text, and has to find its section."""
+"""Questions from a folder's headings: each heading is removed from the text, and has to find its section."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def _files(folder: Path) -> Iterator[tuple[str, list[Section]]]:
 
 
 def _chosen(files: dict[str, list[Section]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the headings that become questions: of leaves with enough text, with telling words, and only once."""
+    """Return the headings that become questions: unique headings with distinctive words, of sections without subsections and
+    with enough text.
+    """
     counts = Counter(section.headings[-1].lower() for sections in files.values() for section in sections if section.headings)
     chosen: list[tuple[str, tuple[str, ...]]] = []
     for name, sections in files.items():
@@ -100,13 +102,15 @@ def _hash(path: tuple[str, ...]) -> bytes:
 
 
 def _without(section: Section, paths: Sequence[tuple[str, ...]], taken: re.Pattern[str]) -> Section:
-    """Return a section without the headings that became questions, also where other sections name them."""
+    """Return a section without the headings that became questions, also where it names headings of other sections."""
     headings = tuple(TAKEN if section.headings[: at + 1] in paths else one for at, one in enumerate(section.headings))
     blocks = [replace(block, text=taken.sub(TAKEN, block.text)) for block in section.blocks]
     return Section(headings, section.page, blocks)
 
 
 def _has_text_of(chunk: Chunk, texts: Sequence[str]) -> bool:
-    """Whether the start of either is in the other. Short texts do not count: they may be anywhere."""
+    """Whether the chunk's start is in a text, or a text's start in the chunk. Short texts do not count: they may be
+    anywhere.
+    """
     start = chunk.text[:START]
     return any(text[:START] in chunk.text or (len(start) == START and start in text) for text in texts if len(text) >= START)

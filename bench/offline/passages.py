@@ -1,4 +1,4 @@
-"""MT-RAG's passages as an index: its chunks, its vectors, and the turns with the passages that people marked relevant."""
+"""MT-RAG's passages as an index: chunks, vectors, and the turns with the passages that people marked as relevant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """questions: of the conversation up to this turn. relevant: the chunks that people marked."""
+    """questions: those of the conversation up to this turn. relevant: the chunks that people marked."""
 
     questions: tuple[str, ...]
     relevant: frozenset[int]
@@ -46,7 +46,7 @@ def load_passages(folder: Path) -> list[Passage]:
 
 
 def load_turns(folder: Path, numbers: dict[str, int]) -> list[Turn]:
-    """Return the turns that have relevant passages. numbers: of the passages' chunks. Raises FileNotFoundError."""
+    """Return the turns that have relevant passages. numbers: the chunk of each passage. Raises FileNotFoundError."""
     relevant: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for line in (folder / "qrels.tsv").read_text().splitlines()[1:]:
         session, turn, passage = line.split("\t")
@@ -66,14 +66,14 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def put_passages(store: Store, passages: Sequence[Passage]) -> dict[str, int]:
-    """Store each passage as a chunk; return the number of each by its id. Equal passages are one chunk."""
+    """Store each passage as a chunk. Return the number of its chunk by its id. Equal passages share a chunk."""
     chunks = [Chunk(row.title, row.text, count_tokens(row.text), None, start=0, stop=len(row.text)) for row in passages]
     store.put_file(StoredFile("passages"), chunks)
     return {passage.id: store.numbers(chunk.id)[0] for passage, chunk in zip(passages, chunks, strict=True)}
 
 
 def write_sources(passages: Sequence[Passage], folder: Path) -> int:
-    """Write the passages as files, those of one source into one; return how many files there are."""
+    """Write the passages as files, one file for each source. Return the number of files."""
     sources: defaultdict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
         sources[passage.id.split("_")[0].split("-")[0]].append(passage)
@@ -98,7 +98,7 @@ class QueryEmbedder:
         self._model.close()
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return the unit vector (width,) of a query; of a long one, of its end."""
+        """Return the unit vector (width,) of a query. Of a long query only the end counts."""
         return self._vector(self._prefixes.query + text, from_start=True)
 
     def _vector(self, text: str, from_start: bool = False) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The queue, simulated: many requests that wait at once for little memory, with the real scheduler and no model."""
+"""The queue, simulated: many requests wait at once for little memory, with the real scheduler and no model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Serve the shuffled burst trace, all of it waiting at once, with each way to choose the next request."""
+    """Serve the shuffled burst trace with each way to choose the next request. All requests wait from the start."""
     rows, bars = [], []
     for number in (int(number) for number in args.waiting.split(",")):
         found: dict[str, Served] = {}

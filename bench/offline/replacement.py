@@ -39,7 +39,7 @@ WORDS_TO_TOKENS = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """A trace: each prompt's blocks (int32) and the ends of its documents. tokens: of one block."""
+    """A trace: the blocks of each prompt (int32), and where its documents end. tokens: of one block."""
 
     name: str
     prompts: Sequence[tuple[np.ndarray, tuple[int, ...]]]
@@ -47,7 +47,7 @@ class Accesses:
 
     @property
     def footprint(self) -> int:
-        """The blocks that an unlimited cache would have: the number of different prefixes."""
+        """How many blocks an unlimited cache would have: the number of different prefixes."""
         return len({prefix for blocks, _ in self.prompts for prefix in prefixes(blocks)})
 
 
@@ -81,7 +81,7 @@ def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share
 
 
 def conversations(folder: Path) -> Accesses:
-    """Return MT-RAG: each turn's prompt has the turns before it, with the documents of a real retriever."""
+    """Return MT-RAG's conversations. A turn's prompt has the turns before it, with the documents of a real retriever."""
     blocks = _Blocks()
     histories: dict[str, list[tuple[str, int]]] = {}
     prompts = []
@@ -95,7 +95,7 @@ def conversations(folder: Path) -> Accesses:
 
 
 def mooncake(folder: Path, name: str = "conversation") -> Accesses:
-    """Return an hour of production requests, 512 tokens a block."""
+    """Return an hour of production requests, with 512 tokens a block."""
     with gzip.open(folder / "mooncake" / f"{name}_trace.jsonl.gz", "rt") as lines:
         rows = [np.array(json.loads(line)["hash_ids"], np.int32) for line in lines]
     return Accesses("Mooncake", [(row, tuple(range(1, len(row)))) for row in rows if len(row)], tokens=512)
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Return hit rates by tokens and by time, at capacities that are shares of a trace's footprint."""
+    """Measure hit rates by tokens and by time. Capacities are shares of a trace's footprint."""
     traces = [skewed()]
     notes = []
     if args.data and Path(args.data).is_dir():
@@ -169,7 +169,8 @@ SCOPE = Scope.shared("")
 
 
 def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tuple[float, float]:
-    """Return the share of all blocks that were cached, for a host tier of `capacity` blocks, and of the time they take.
+    """Return the share of all blocks that were cached, and their share of the computing time. The host tier has `capacity`
+    blocks.
 
     The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
     """
@@ -199,9 +200,9 @@ def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tu
 
 
 class Foresight(EvictionPolicy):
-    """Evicts the run with the latest next use first (Belady): close to the best hit rate that any policy can reach.
+    """Evicts the run with the latest next use first (Belady). Its hit rate is close to the best of any policy.
 
-    now: the request whose path is in use; None while runs only move.
+    now: the request that is being served; None while runs only move between tiers.
     """
 
     def __init__(self, trace: Accesses) -> None:

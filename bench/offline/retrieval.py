@@ -1,4 +1,4 @@
-"""Search over MT-RAG's passages: recall of the passages that people marked relevant, and the time of index and search."""
+"""Search over MT-RAG's passages: the recall of relevant passages, and the time of the index and of a search."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _recall(ranking: Ranking, turns: Sequence[Turn], form: str) -> tuple[float, 
 
 
 def _time_index(num_files: int, temporary: Path) -> tuple[int, int, float]:
-    """Return files, chunks and seconds of an index of the sources."""
+    """Index the sources. Return the number of files and of chunks, and the seconds."""
     index = Index([temporary / "sources"], temporary / "sources.db")
     start = perf_counter()
     index.refresh()

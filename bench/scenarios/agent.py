@@ -1,4 +1,4 @@
-"""Agents with tools over files: recorded tasks, turn by turn."""
+"""Agents with tools over files: the recorded tasks are sent turn by turn."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ANSWER_WORDS = 60
 
 @dataclass(frozen=True, slots=True)
 class AgentApi(ChatApi):
-    """The chat of an agent whose queries with documents bring the files that its last answer called for.
+    """The chat of an agent. A query with documents sends the files that the last answer asked for.
 
-    Calls and answers of the history are recorded ones, not the server's: every server gets the same messages. The answers
-    are prose, unless the history's are `given` ones.
+    Calls and answers of the history come from the recording, not from the server, so every server gets the same messages.
+    The answers are prose, unless the history has `given` answers.
     """
 
     given: bool = False
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:
-    """Return the tasks that the options choose. Raises Skip without data, BenchError for data that is something else."""
+    """Return the tasks that the options choose. Raises Skip if the data is missing, BenchError if it is something else."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"{args.scenario} needs --data PATH or {DATA_VARIABLE}: a folder that holds clawtasks/")
     if args.url:
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def agent_arms(args: argparse.Namespace, flag: str) -> list[Arm]:
-    """Return slotcache with `tool_documents`, without it, and llama-server if its path is given."""
+    """Return slotcache with `tool_documents` and without it, and llama-server if its path is given."""
     own, theirs = f"{flag} {args.slotcache_args}", f"{flag} {args.llama_args}"
     shown = argparse.Namespace(**vars(args) | {"slotcache_args": own, "llama_args": theirs})
     rewritten, as_sent, *others = arms_for(shown, ("auto", "retrieval"))
@@ -152,7 +152,7 @@ def _files(run: Run) -> list[float]:
 
 
 def _turns(run: Run) -> list[float]:
-    """Return the seconds from each question to the first token of its answer, with the call of the tool between them."""
+    """Return the seconds from each question to the first token of its answer, including the tool call between the two."""
     turns: dict[tuple[str, int], list[Result]] = {}
     for query, result in zip(run.queries, run.results, strict=True):
         turns.setdefault((query.session, query.turn), []).append(result)
@@ -160,7 +160,7 @@ def _turns(run: Run) -> list[float]:
 
 
 async def _unlike(arms: Sequence[Arm], outcomes: Sequence[Outcome], args: argparse.Namespace) -> list[str]:
-    """Return one line for each request of slotcache, as sent, whose prompt is not llama-server's to the token."""
+    """Return one line for each request whose prompt in slotcache, without changes, is not token for token llama-server's."""
     compared = [(arm, outcome) for arm, outcome in zip(arms, outcomes, strict=True) if arm.name in (AS_SENT, THEIRS)]
     prompts = [await _prompts(arm, outcome.runs[0].queries, args) for arm, outcome in compared]
     results = [outcome.runs[0].results for _, outcome in compared]

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the same queries with the same document sets to every arm; only the order of documents may differ."""
+    """Send the same queries with the same documents to every arm. Only the order of documents may differ."""
     try:
         queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
     except ValueError as error:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _separate(queries: list[Query], args: argparse.Namespace) -> Report:
-    """Compare documents that are read separately with llama-server."""
+    """Compare separately read documents with llama-server."""
     documents = sorted({document for query in queries for document in query.documents}) if args.ahead else []
     groups = [tuple(documents[at : at + args.k]) for at in range(0, len(documents), args.k)]
     ahead = [Query(f"ahead {at}", 1, "Which?", group) for at, group in enumerate(groups)]
@@ -95,7 +95,7 @@ def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
 
 
 def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
-    """Return the bar on the cost of ordering. is_new: every document is new, so no order can gain anything."""
+    """Return the bar on the cost of ordering. is_new: every document is new, so that no order can gain anything."""
     p50 = own.ttft.p50 / unordered.ttft.p50
     if is_new:
         return Bar(4, "TTFT p50 with every document new, over retrieval order's", p50, 1.01)

@@ -1,4 +1,4 @@
-"""A prompt that is cached whole: how much of its time to the first token remains?"""
+"""A prompt that is cached completely: how long is its time to the first token?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def ttft_over_step(results: Sequence[Result]) -> float:
-    """Return the median TTFT over the median gap between tokens, without the first result, which filled the cache."""
+    """Return the median TTFT over the median gap between tokens. The first result filled the cache and does not count."""
     again = results[1:]
     step = median([gap for result in again for gap in result.gaps])
     return median([result.ttft for result in again]) / step if step else inf  # all tokens came at once

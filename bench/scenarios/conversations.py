@@ -1,4 +1,4 @@
-"""Conversations in turn on fewer slots than conversations: is each one still cached when its user comes back?"""
+"""Conversations take turns on fewer slots than conversations: is each one still cached at its next turn?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLACK = 1
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A turn after the first: its new tokens relative to the turn before, and the tokens that the server computed."""
+    """A turn after the first: how many tokens are new since the turn before, and how many the server computed."""
 
     session: str
     turn: int
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send all first turns, then all second turns, and so on, with one system prompt and the real answers as history."""
+    """Send all first turns, then all second turns, and so on, with one system prompt and the server's answers as history."""
     queries = conversations(args.count, turns=args.turns, words=args.words, seed=args.seed, opening=args.opening)
     outcomes = compare(arms_for(args, llama_slots=llama_slots(args)), queries, args)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} slots, {pace(args)}"
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def continuations(run: Run) -> Iterator[Continuation]:
-    """Yield every turn whose turn before was answered. New tokens are in neither that prompt nor its answer."""
+    """Yield every turn whose previous turn was answered. New tokens are in neither the previous prompt nor its answer."""
     answered = {
         (query.session, query.turn): result
         for query, result in zip(run.queries, run.results, strict=True)

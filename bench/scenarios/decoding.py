@@ -1,4 +1,4 @@
-"""Tokens per second of many streams at once, relative to the engine's own benchmark without a server."""
+"""Tokens per second of many streams at once, as a share of the speed of llama.cpp's own benchmark without a server."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def shared_speed(results: Sequence[Result]) -> float:
-    """Return tokens per second while all of `results` were being decoded; not a number if they did not overlap.
+    """Return the tokens per second while all of `results` were decoded; not a number if they did not overlap.
 
-    A chunk may have more than one token (half a character waits for the other half), so chunks are weighted.
+    A chunk may have more than one token, since half a character waits for its other half. So chunks are weighted.
     """
     begin = max(result.started + result.arrivals[0] for result in results)
     end = min(result.started + result.arrivals[-1] for result in results)

@@ -1,4 +1,4 @@
-"""KV on disk: prompts that host memory has lost, a killed server, very many records, and requests that find nothing."""
+"""KV on disk: prompts that host memory has evicted, a killed server, very many records, and requests that find nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Section = tuple[Table, list[Bar]]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The costs of made records: seconds until the index is ready, bytes, and the seconds of a miss."""
+    """The costs of generated records: seconds until the index is ready, bytes of the index, and seconds of a miss."""
 
     seconds: float
     bytes: int
@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Ask prompts twice, kill the server, ask again; open a folder of made records; ask with a disk and without, in turn."""
+    """Ask prompts twice, kill the server, and ask them again. Then open a folder of generated records. Then ask two servers,
+    with a disk and without, in turn.
+    """
     if args.url:
         raise BenchError("disk starts servers with a folder of their own: leave --url out")
     with TemporaryDirectory(prefix="slotcache-bench-") as name:
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _arm(args: argparse.Namespace, name: str, flags: Sequence[str]) -> Arm:
-    """Return a server with these flags. In idle time it computes nothing: that would count as a hit."""
+    """Return a server with these flags. It computes nothing in idle time, since that would count as a hit."""
     flags = ("--cache-ram", str(args.cache_ram), "--idle-prefill", "off", *flags)
     return replace(arms_for(args, slotcache_flags=flags)[0], name=name)
 
@@ -92,7 +94,9 @@ def _disk(args: argparse.Namespace, folder: Path) -> tuple[str, ...]:
 
 
 def _ask_and_kill(args: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Result]], float]:
-    """Return the results of each time that the prompts were asked, and the seconds from ready to the first after a kill."""
+    """Return the results of each time that the prompts were asked, and the seconds from ready to the first answer after a
+    kill.
+    """
     arm, port = _arm(args, "disk", _disk(args, folder)), free_port()
     assert arm.command is not None
     asked: dict[str, list[Result]] = {}
@@ -169,7 +173,7 @@ def _ttft(results: Sequence[Result]) -> float:
 
 
 def _made(count: int, root: Path) -> dict[str, Index]:
-    """Make records; return the costs of their index without the file of an earlier one, and with it."""
+    """Generate records. Return the costs of their index twice: built without an earlier index file, and read with it."""
     with Progress("tenths of the records made", 10) as progress:
         folder = root / MADE_BY.folder
         folder.mkdir(parents=True, mode=0o700)
@@ -214,7 +218,7 @@ def _opened(root: Path, count: int) -> Index:
 
 
 def _allowed(count: int) -> int:
-    """Return the bytes that an index may take: 1 KiB a record, and 4 a token of its run."""
+    """Return the bytes that an index may take: 1 KiB for each record, and 4 for each token of its run."""
     return 1024 * count + 4 * sum(len(record.tokens) - record.start for record in _records(count))
 
 
@@ -234,7 +238,7 @@ def _made_section(args: argparse.Namespace, made: dict[str, Index]) -> Section:
 
 
 async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
-    """Return the results of two servers that take turns, with and without a disk. No prompt comes twice."""
+    """Return the results of two servers that take turns, one with a disk and one without. No prompt is sent twice."""
     arms = [_arm(args, WITH, _disk(args, folder)), _arm(args, WITHOUT, ())]
     results: dict[str, list[Result]] = {arm.name: [] for arm in arms}
     with ExitStack() as servers, Progress("pairs", args.pairs) as progress:

@@ -1,4 +1,4 @@
-"""Faults, rude clients and hours of mixed load: is anybody hurt, does each request end once, what does the server keep?"""
+"""Faults, rude clients and hours of mixed load. Does anybody suffer, does each request end once, what is kept?"""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ LONG_NAME = ("--alias", "a" * 8192)  # each chunk has the model's name: few toke
 
 @dataclass(slots=True)
 class Stage:
-    """A running server under an attack of `seconds` by `clients`, and what everybody saw.
+    """A running server under an attack of `seconds` by `clients`, and what all clients saw.
 
-    quiet, beside: the requests of the bystanders without the attack and with it. wrongs: what must not happen. code: the
-    server's exit code; None if it still runs. tail: the end of its log. memory: MiB, about once a second. descriptors, log:
-    how many more, and how many kB.
+    quiet, beside: requests of the bystanders without the attack and during it. wrongs: events that must not happen. code:
+    the server's exit code; None if it still runs. tail: the end of its log. memory: MiB, about once a second. descriptors,
+    log: how many more descriptors, and how many kB of log.
     """
 
     server: Server
@@ -88,12 +88,12 @@ class Stage:
 
     @property
     def growth(self) -> float:
-        """MiB of resident memory at most, above the first sample's."""
+        """MiB of resident memory at its maximum, above the first sample."""
         return max(self.memory) - self.memory[0] if self.memory else 0.0
 
     @property
     def steadiness(self) -> float:
-        """The most memory after the first quarter, over the most in it."""
+        """The maximum memory after the first quarter, over the maximum in it."""
         quarter = len(self.memory) // 4
         return max(self.memory[quarter:]) / max(self.memory[:quarter]) if quarter else nan
 
@@ -122,7 +122,7 @@ async def disk(stage: Stage) -> None:
 
 
 async def idle_conversations(stage: Stage) -> None:
-    """Let conversations rest, then let a step of another request fail; compare their next turns with those of others."""
+    """Let conversations become idle. Compare the reuse of their next turns with and without another request's failure."""
     reused = []
     for fails in (False, True):
         names = [f"trip {100 + 2 * number + fails}" for number in range(CONVERSATIONS)]
@@ -139,7 +139,7 @@ async def idle_conversations(stage: Stage) -> None:
 
 
 async def _turn(stage: Stage, conversation: str, question: str) -> int:
-    """Ask in a conversation over documents; return the tokens that were reused."""
+    """Ask in a conversation over documents. Return the number of reused tokens."""
     documents = [{"id": str(at), "text": f"Text {at} of {conversation}: the train leaves late. " * 8} for at in range(3)]
     body = {"messages": [{"role": "user", "content": question}], "conversation": conversation, "documents": documents}
     async with stage.http.post(PATH, json={**body, "max_tokens": 16, "temperature": 0}) as answer:
@@ -151,7 +151,7 @@ async def _turn(stage: Stage, conversation: str, question: str) -> int:
 
 
 async def stalling(stage: Stage) -> None:
-    """Open more streams than slots and queue places without reading them. Return when their output is computed."""
+    """Open more streams than there are slots and queue places, and read none. Return when their output is computed."""
     enough, end = await _metric(stage) + (SLOTS + QUEUE) * UNREAD // 2, monotonic() + stage.seconds
     stage.connections += await rude.stall(stage.server.url, stage.clients, UNREAD // 2)
     while await _metric(stage) < enough and monotonic() < end:
@@ -176,14 +176,14 @@ async def dawdling(stage: Stage) -> None:
 
 
 async def crowding(stage: Stage) -> None:
-    """Crowd the server from another process, so that the bystanders have this one for themselves."""
+    """Crowd the server from another process, so that this process has only the bystanders."""
     with ProcessPoolExecutor(1, get_context("spawn"), tie_to_parent) as pool:
         crowd = pool.submit(rude.crowd, stage.server.url, stage.clients, stage.seconds)
         stage.notes.append(f"{await asyncio.wrap_future(crowd):,} connections were opened")
 
 
 async def visiting(stage: Stage) -> None:
-    """Do all that clients do, on all routes."""
+    """Let visitors do all that clients do, on all routes."""
     began = monotonic()
 
     async def visit(visitor: Visitor) -> None:
@@ -207,11 +207,12 @@ async def visiting(stage: Stage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An attack, and what the bystanders may feel of it.
+    """An attack, and the effects on bystanders that are allowed.
 
-    fault: a name in `bench.faulty`. seconds, clients: of the attack. ask: what the bystanders ask; none: there are none.
-    may_fail: how many requests may end with an error, those that ran at a fault; None if all may and the server ends.
-    most_gap: s that a stream may pause, if not as the quiet ones allow. is_before: it is over before the bystanders come.
+    fault: a name in `bench.faulty`. seconds, clients: of the attack. ask: what the bystanders ask; empty: there are no
+    bystanders. may_fail: how many requests may end with an error, namely those that ran at a fault; None: all may, and the
+    server ends. most_gap: seconds that a stream may pause; 0: as the quiet streams allow. is_before: the attack ends before
+    the bystanders come.
     """
 
     attack: Callable[[Stage], Awaitable[None]]
@@ -257,7 +258,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Run each trial on a server of its own. One complaint fails the benchmark."""
+    """Run each trial on a new server. One complaint fails the benchmark."""
     names = args.only.split(",")
     if unknown := [name for name in names if name not in TRIALS]:
         raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(TRIALS)}")
@@ -271,7 +272,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def report(found: Mapping[str, tuple[Stage, list[str]]]) -> Report:
-    """Return a row for each trial, and the complaints. found: by name of the trial."""
+    """Return a row for each trial, and the complaints. found: the results by name of the trial."""
     columns = ("trial", "asked", "failed", "gap ms", "quiet ms", "MiB more", "log kB", "descriptors", "complaints")
     rows = [_row(name, *one) for name, one in found.items()]
     num_complaints = sum(len(of) for _, of in found.values())

@@ -1,4 +1,4 @@
-"""The same prompt in many requests at once: is it computed once?"""
+"""The same prompt in many requests at once: is it computed only once?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..servers import add_options, arms_for, measured_in_rounds
 class Burst:
     """One round of requests.
 
-    The tokens of the prompt; the most tokens that one request computed, less than the prompt because all prompts share a
-    prefix; the tokens that all requests computed together; seconds until all have ended.
+    The tokens of the prompt; the most tokens that one request computed, fewer than the prompt's because all prompts share a
+    prefix; the tokens that all requests computed together; the seconds until all have ended.
     """
 
     prompt: int

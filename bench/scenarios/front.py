@@ -1,4 +1,4 @@
-"""`slotcache order` in front of one llama-server, also one that reports nothing, and of two behind nginx."""
+"""`slotcache order` in front of one llama-server, of one that reports no figures, and of two behind nginx."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ http {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fronted(Arm):
-    """Engines with programs in front of them. engines: their number; order: the front's `--document-order`, empty without a
-    front; nginx: its path, for more than one engine; is_mute: the front gets no figures of tokens. computed: the prompt
-    tokens that the engines computed, in each round.
+    """Engines with programs in front of them. engines: how many. order: the front's `--document-order`; empty: no front.
+    nginx: its path, for more than one engine. is_mute: the front gets no figures of tokens. computed: the prompt tokens that
+    the engines computed in each round.
     """
 
     engines: int = 1
@@ -77,7 +77,7 @@ class Fronted(Arm):
 
     @contextmanager
     def up(self) -> Iterator[str]:
-        """Yield the front's URL while all run."""
+        """Yield the front's URL while all programs run."""
         assert self.command is not None
         with ExitStack() as stack:
             ports = [free_port() for _ in range(self.engines)]
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the same queries to llama-server as a client without a front would, and through the front."""
+    """Send the same queries directly to llama-server, as a client would, and through the front."""
     if not (binary := llama_server(args)):
         raise BenchError("front needs --llama-server PATH")
     queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
@@ -165,13 +165,13 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return the saving with the mute engine over the saving with the other one. computed: of the three arms."""
+    """Return the mute engine's saving over the other engine's. computed: tokens without a front, and with both engines."""
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
 
 def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> int:
-    """Return how many questions it takes the front of a mute engine to notice that it began anew, with an empty cache."""
+    """Return how many questions pass until the front of a mute engine notices its restart with an empty cache."""
     port = free_port()
     with ExitStack() as stack:
         first = stack.enter_context(Server(engine(port), port))
@@ -205,7 +205,7 @@ def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
 
 
 def _documents(outcome: Outcome, k: int) -> float:
-    """Return the documents reused a query, by tokens: the text before them is what the poorest hit has cached."""
+    """Return how many documents a query reused, estimated by tokens. The smallest hit is the text before the documents."""
     results = [result for run in outcome.runs for result in run.answered]
     front = min((result.cached_tokens for result in results if result.cached_tokens), default=0)
     return mean([k * max(result.cached_tokens - front, 0) / (result.prompt_tokens - front) for result in results])

@@ -1,4 +1,4 @@
-"""A running stream beside the index of a folder: tokens per second while files are read, over those before and after."""
+"""A stream during the index of a folder: its tokens per second while files are read, over those before and after."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = "slotcache_generated_tokens_total"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of the stream. chunks: that were indexed meanwhile."""
+    """A part of the stream. chunks: how many were indexed in this time."""
 
     seconds: float
     tokens: int
@@ -39,7 +39,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """quiet: one window more than `busy`, before, between and after. vectors: that were computed beside the stream."""
+    """quiet: windows before, between and after those of `busy`. vectors: how many were computed during the stream."""
 
     quiet: list[Window]
     busy: list[Window]
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the speed of one long stream, with files to read and without in turn."""
+    """Measure the speed of one long stream, alternately with files to read and without."""
     if args.url:
         raise BenchError("indexing starts a server with a folder of its own: leave --url out")
     with tempfile.TemporaryDirectory() as temporary:
@@ -133,7 +133,7 @@ async def _quiet(client: Client, args: argparse.Namespace) -> Window:
 
 
 async def _busy(client: Client, args: argparse.Namespace, folder: Path, number: int) -> Window:
-    """Let new files be read, and return the window of that time."""
+    """Let the server read new files, and return the window of that time."""
     aside = folder.with_name(f"aside-{number}")
     _write(aside, number, args.files)
     chunks = await _sum(client, "chunks")

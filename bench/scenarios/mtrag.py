@@ -1,4 +1,4 @@
-"""MT-RAG's human conversations with real retrieval: their history, documents and questions."""
+"""MT-RAG's human conversations, with their history and questions, and documents of a real retriever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..trace import mtrag
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One means of reuse, added to the parts before it: request fields, server flags, and whether sessions share KV."""
+    """One means of reuse, added to the earlier parts: request fields, server flags, and whether sessions share KV."""
 
     name: str
     fields: dict[str, Any]
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send all turns. Each turn's history carries the documents of the earlier turns, for every arm."""
+    """Send all turns. For every arm each turn's history has the documents of earlier turns."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:

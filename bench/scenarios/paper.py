@@ -1,4 +1,4 @@
-"""The evaluations of the papers, in their shapes: curves over the rate, the workload and memory; orders; four turns."""
+"""The evaluations of the papers: curves over the rate, the workload and memory; orders; conversations of four turns."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ GAINED = 1.5  # slotcache's rate there over llama-server's
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """slotcache with one part changed. fields: of each request. flags: of the server. order: chosen here, by this policy."""
+    """slotcache with one part changed. fields: of each request. flags: of the server. order: the policy by which this module
+    orders documents; empty: the server orders them.
+    """
 
     name: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +67,7 @@ PARTS = (COLD, RANKED, SORTED, RECENT, GREEDY, FIFO, *(way for way in EVICTION i
 
 
 class ClientOrder:
-    """Orders documents before they are sent, by a tree of the orders sent before, as CacheWeaver's middleware does."""
+    """Orders documents before they are sent, by a tree of the orders sent before, like CacheWeaver's middleware."""
 
     def __init__(self, policy: str) -> None:
         self._policy, self._tree = policy, KnowledgeTree()
@@ -84,7 +86,7 @@ class ClientOrder:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a panel. parts: loads of the arms with a part switched off. memory: shares of all KV of the trace."""
+    """The size of a panel. parts: the loads at which arms without one part run. memory: shares of all KV of the trace."""
 
     requests: int = 60
     requests_a_load: int = 70
@@ -109,7 +111,7 @@ Drive = Callable[[Client], Awaitable[Run]]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A panel on one model. points: where its figures are kept."""
+    """A panel on one model. points: where its figures are stored."""
 
     args: argparse.Namespace
     model: str
@@ -117,28 +119,30 @@ class Study:
     points: Points
 
     def arm(self, way: Way, **changed: Any) -> Arm:
-        """Return slotcache in one way. changed: options of the servers."""
+        """Return an arm of slotcache in one way. changed: options of the servers."""
         args = self._changed(changed)
         fields = dict(way.fields) | ({} if args.order_hint else {"order_hint": False})
         api = ClientOrder(way.order) if way.order else ChatApi(documents_field=True, extra=fields)
         return replace(arms_for(args, slotcache_flags=way.flags)[0], name=way.name, api=api)
 
     def theirs(self, slots: int | None = None, **changed: Any) -> list[Arm]:
-        """Return llama-server, if there is one. slots: None for its own default."""
+        """Return the arm of llama-server, if its path is given. slots: None for its own default."""
         return [arm for arm in arms_for(self._changed(changed), llama_slots=slots) if arm.name == THEIRS]
 
     @property
     def words(self) -> int:
-        """Of a document."""
+        """Words of a document."""
         return WORDS.get(self.model, USUAL)
 
     def trace(self, number: int, k: int = 5, share: float = 0.6, seed: int | None = None) -> list[Query]:
-        """Return the burst trace, with regions of 10 documents, or more where questions need them. share: the overlap."""
+        """Return the burst trace, with regions of 10 documents, or more if questions need more. share: the overlap of
+        questions.
+        """
         room, chosen = max(10, 2 * k - round(k * share)), self.args.seed if seed is None else seed
         return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=chosen)
 
     def shuffled(self, number: int) -> list[Query]:
-        """Return the trace of `--trace`: questions of many users, so a burst trace is shuffled."""
+        """Return the trace of `--trace`. A burst trace is shuffled, as if many users asked."""
         if self.args.trace == "skewed":
             return skewed(number, words=round(LONG * self.words), seed=self.args.seed)
         queries = self.trace(number)
@@ -146,7 +150,7 @@ class Study:
         return queries
 
     def measure(self, arm: Arm, drives: Drive, at: At) -> dict[str, Any]:
-        """Return the figures of one point, a list of each with one value a request. at: the values that identify it."""
+        """Return the figures of one point, each a list with one value a request. at: the values that identify the point."""
         options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
         options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
         options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
@@ -162,14 +166,16 @@ class Study:
         return self.points.point(point, measured)
 
     def curves(self, points: Iterable[tuple[Any, Arm, Drive, At]]) -> dict[str, Curve]:
-        """Measure points: a value of an axis, an arm, how it is driven, what identifies the point. Return curves by arm."""
+        """Measure points, and return curves by arm. A point is a value of an axis, an arm, a way to drive it, and values
+        that identify it.
+        """
         found: dict[str, Curve] = {}
         for value, arm, drives, at in points:
             found.setdefault(arm.name, []).append((value, self.measure(arm, drives, at)))
         return found
 
     def footprint(self, queries: Sequence[Query]) -> float:
-        """Return the MiB of host memory that the KV of these requests takes where all of it is kept."""
+        """Return the MiB of host memory that all KV of these requests takes."""
 
         async def kept(client: Client) -> float:
             await _closed(queries)(client)
@@ -184,12 +190,12 @@ class Study:
 
     @property
     def label(self) -> str:
-        """The model, and the trace if it is not the usual one, for titles of tables."""
+        """The model, for titles of tables; with the trace if it is not the usual trace."""
         return "-".join([self.model, *self._trace.values()])
 
     @property
     def _trace(self) -> dict[str, str]:
-        """The values that identify a point of another trace than the usual one."""
+        """The values that identify points of an unusual trace."""
         return {} if self.args.trace == TRACES[0] else {"workload": self.args.trace}
 
     def _changed(self, changed: At) -> argparse.Namespace:
@@ -201,7 +207,7 @@ Curve = list[tuple[Any, dict[str, Any]]]  # values of an axis with the figures t
 
 @dataclass(slots=True)
 class Findings:
-    """What a panel found."""
+    """The results of a panel."""
 
     tables: list[Table] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
@@ -229,7 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points of a panel that its folder lacks; return its tables."""
+    """Measure the points of a panel that its folder does not have yet. Return its tables."""
     if args.url:
         raise BenchError("paper starts a server for each point: leave --url out")
     if args.trace != TRACES[0] and args.name not in SHUFFLED:
@@ -251,7 +257,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Return names and files. Raises BenchError."""
+    """Return the models by name, with their files. Raises BenchError."""
     if args.model:
         return [(args.model.stem, bench_model(args))]
     names = args.models.split(",")
@@ -264,7 +270,9 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def rate(study: Study) -> Findings:
-    """Send the shuffled burst trace at random moments, at rates from idle to three times what no cache bears."""
+    """Send the shuffled burst trace at random moments, at rates up to three times what slotcache can serve without its
+    cache.
+    """
     args, size = study.args, study.size
     ways, queries = (OWN, *_parts(args.parts)), study.shuffled(size.requests_a_load)
     few = queries[: max(3, size.requests // 6)]
@@ -306,7 +314,7 @@ def rate(study: Study) -> Findings:
 
 
 def _parts(names: str) -> list[Way]:
-    """Return arms by their names. Raises BenchError."""
+    """Return the arms of these names. Raises BenchError."""
     known = {way.name: way for way in PARTS}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := [name for name in chosen if name not in known]:
@@ -315,15 +323,16 @@ def _parts(names: str) -> list[Way]:
 
 
 def poisson(number: int, each_second: float, seed: int) -> list[float]:
-    """Return the arrivals of a Poisson process, in seconds. At another rate they are the same, closer together."""
+    """Return the arrivals of a Poisson process, in seconds. A higher rate has the same arrivals, only closer together."""
     rng = random.Random(f"arrivals {seed}")
     return list(accumulate(rng.expovariate(1.0) / each_second for _ in range(number)))
 
 
 def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tuple[float, bool]:
-    """Return the rate at which the mean TTFT passes a limit, and whether it does; else the highest rate.
+    """Return the rate at which the mean TTFT passes a limit, and True; if it never does, the highest rate, and False.
 
-    curve: rates, ascending, and mean TTFT. limit: by default 5 times the TTFT at the lowest rate. Between two rates, a line.
+    curve: rates, ascending, with mean TTFT; between two rates it is a line. limit: by default 5 times the TTFT at the lowest
+    rate.
     """
     limit = TIMES * curve[0][1] if limit is None else limit
     before = (0.0, 0.0)
@@ -339,7 +348,7 @@ def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What varies. trace: the requests of a value, from so many. many: the clients of a value."""
+    """The quantity that varies. trace: returns so many requests for a value. many: returns the clients for a value."""
 
     name: str
     values: Callable[[Size], Sequence[Any]]
@@ -378,7 +387,9 @@ def _closed(queries: Sequence[Query], many: int = 1) -> Drive:
 
 
 def memory(study: Study) -> Findings:
-    """Vary the host memory for idle KV, from none to all that the trace keeps, for each way to evict (RAGCache, table 2)."""
+    """Vary the host memory for idle KV, from none to enough for the whole trace, for each eviction policy (RAGCache, table
+    2).
+    """
     queries = study.shuffled(study.size.requests)
     whole = study.footprint(queries)
 
@@ -397,9 +408,9 @@ def memory(study: Study) -> Findings:
 
 
 def steady(study: Study) -> Findings:
-    """Let clients ask without a pause until the cache is full; the first half of the requests does not count.
+    """Let clients ask without a pause, also after the cache is full. The first half of the requests does not count.
 
-    RAGCache measures an hour. The bound is what the tokens allow: their computed ones over ours.
+    RAGCache measures an hour. The possible gain is llama-server's number of computed tokens over slotcache's.
     """
     queries = study.shuffled(study.size.steady)
     first, flags = len(queries) // 2, f" -cram {EVERYTHING}"
@@ -422,7 +433,7 @@ def steady(study: Study) -> Findings:
 
 
 def _seconds(one: Mapping[str, Any]) -> float:
-    """Return the seconds from the first of these requests to the end of the last."""
+    """Return the seconds from the first of these requests to the end of the last one."""
     return max(map(sum, zip(one["started"], one["latency"], strict=True))) - min(one["started"])
 
 
@@ -430,7 +441,9 @@ def _seconds(one: Mapping[str, Any]) -> float:
 
 
 def orders(study: Study) -> Findings:
-    """Send the burst trace in each order, one request at a time, with several seeds: how much is fast, and saved."""
+    """Send the burst trace in each order, one request at a time, with several seeds. Compare the share of fast requests and
+    the savings.
+    """
     ways = (COLD, RANKED, SORTED, RECENT, GREEDY, replace(OWN, name="exact order"), ORACLE)
 
     def points() -> Iterator[tuple[Any, Arm, Drive, At]]:
@@ -468,13 +481,13 @@ def _percents(shares: Sequence[Sequence[float]], *figures: Callable[[Sequence[fl
 
 
 def _of_oracle(costs: Mapping[str, Sequence[float]], name: str) -> Cell:
-    """Return how much of the oracle's gain over retrieval order a way has, in %. costs: of each seed."""
+    """Return a way's gain over retrieval order, in % of the oracle's gain. costs: of each seed."""
     three = zip(costs[RANKED.name], costs[name], costs[ORACLE.name], strict=True)
     return spread([100 * (ranked - own) / (ranked - best) if ranked != best else nan for ranked, own, best in three])
 
 
 def _num_reusing(one: Mapping[str, Any]) -> int:
-    """Return how many requests reused a document: more than the system prompt, which every one shares."""
+    """Return how many requests reused a document, that is, more than the system prompt, which all requests share."""
     cached = [cached for cached, _ in _tokens(one)]
     return sum(number > min(cached) + TOKENS // 2 for number in cached)
 
@@ -487,7 +500,7 @@ def _p95(values: Sequence[float]) -> float:
 
 
 def turns(study: Study) -> Findings:
-    """Send conversations of four turns, each after the other, with the cache and without."""
+    """Send conversations of four turns, one after the other, with the cache and without."""
     chats = sorted(conversations(study.size.chats, turns=4, seed=study.args.seed), key=lambda query: query.session)
     rows, ratios = [], []
     for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
@@ -512,7 +525,7 @@ RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # requests/s: a prompt alone takes 0.34 s the
 
 
 def scheduling(study: Study) -> Findings:
-    """Time the real scheduler without a model: requests of the shuffled burst trace arrive at random moments."""
+    """Time the real scheduler without a model. Requests of the shuffled burst trace arrive at random moments."""
     number, rows = study.size.arriving, []
     for name, policy, window in (("slotcache", "auto", 8), ("first come, retrieval order", "retrieval", 0)):
         for each_second in RATES:
@@ -543,18 +556,18 @@ def _summary(one: Mapping[str, Any]) -> tuple[float, float, float, float, float,
 
 
 def _ttfts(one: Mapping[str, Any]) -> list[float]:
-    """Return the seconds of the requests that succeeded."""
+    """Return the seconds to the first token of the requests that succeeded."""
     return [ttft for ttft, error in zip(one["ttft"], one["error"], strict=True) if error is None and ttft is not None]
 
 
 def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return cached and prompt tokens of the requests that succeeded."""
+    """Return the cached and the prompt tokens of each request that succeeded."""
     pairs = zip(one["cached_tokens"], one["prompt_tokens"], strict=True)
     return [(cached, prompt) for cached, prompt in pairs if prompt]
 
 
 def _measured(one: Mapping[str, Any], uncounted: int = WARM_UP) -> dict[str, Any]:
-    """Leave out the first requests."""
+    """Return the figures without the first requests. uncounted: how many."""
     return {name: value[uncounted:] if isinstance(value, list) else value for name, value in one.items()}
 
 

@@ -1,4 +1,6 @@
-"""What `slotcache order` adds to each request and each chunk, beside a proxy that only copies bytes. Without a model."""
+"""The time that `slotcache order` adds to each request and each chunk, compared with a proxy that only copies bytes. No
+model.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure all arms in turn: the time of a short answer, and how long after it was sent a chunk arrives."""
+    """Measure all arms in turn: the time of a short answer, and the time from the sending of a chunk to its arrival."""
     documents = [{"id": f"d{number}", "text": "word " * 250} for number in range(5)]
     bodies = {
         "plain": {"messages": [{"role": "user", "content": "?" * 6000}], "stream": True},
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace, figures: dict[str, list[float]]) -> None:
-    """Add the seconds of short answers, and of the way of each chunk of a long one, while streams run beside."""
+    """Add the seconds of short answers, and the way of each chunk of a long answer, while other streams run."""
     asked = bodies["plain"] | {"max_tokens": args.chunks, "gap": args.gap / 1000}
 
     async def stream() -> None:
@@ -86,7 +88,7 @@ async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace,
 
 
 async def _ask(port: int, body: Body) -> tuple[float, list[float]]:
-    """Send a request. Return the seconds of the whole answer, and of each chunk from its stamp to its arrival."""
+    """Send a request. Return the seconds of the whole answer, and for each chunk from its time stamp to its arrival."""
     data, lags = json.dumps(body).encode(), list[float]()
     began = perf_counter()
     reader, writer = await asyncio.open_connection(HOST, port)

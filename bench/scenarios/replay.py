@@ -1,4 +1,4 @@
-"""A recorded session of an agent with sub-agents, against servers: what each computes, and how long each request waits."""
+"""A recorded session of an agent with sub-agents, sent to servers: what each computes, and how long each request waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RecordedChat(ChatApi):
     """OpenAI's chat, with the messages of a recording."""
 
     def recorded(self, request: Request, number: int, sampling: Sampling) -> tuple[str, Body]:
-        """Return the path and the body of a request. number: its place in the session."""
+        """Return the path and the body of a request. number: its index in the session."""
         body = {"model": "default", "messages": request.messages, "tools": request.tools, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}, "max_tokens": sampling.max_tokens, "ignore_eos": True}
         return "/v1/chat/completions", body | dict(self.extra or {})
@@ -47,7 +47,9 @@ class RecordedChat(ChatApi):
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessages(RecordedChat):
-    """Anthropic's messages, with those of a recording. billed: Claude Code's billing line is first, each time another."""
+    """Anthropic's messages, with those of a recording. billed: each request starts with Claude Code's billing line, which
+    changes.
+    """
 
     billed: bool = False
 
@@ -93,8 +95,9 @@ def _blocks(message: Body) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as it went. cut: tokens that the try before it computed, whose client disconnected. is_first: of its agent,
-    after the restart. new: tokens after the longest prefix that an earlier prompt of the session shares.
+    """A request and its result. cut: tokens that an earlier try computed before its client disconnected. is_first: the first
+    request of its agent after the restart. new: tokens after the longest prefix that an earlier prompt of the session
+    shares.
     """
 
     request: Request
@@ -109,17 +112,17 @@ class Turn:
 
     @property
     def read_again(self) -> int:
-        """Tokens that were computed although the session had sent their text before, or in the try that was cut."""
+        """Tokens that were computed again: the session had sent their text before, or the cut try had computed them."""
         return max(0, self.computed - self.num_unseen)
 
     @property
     def num_unseen(self) -> int:
-        """Tokens of the prompt whose text the session had not sent before."""
+        """Tokens of the prompt whose text was new to the session."""
         return round(self.request.new * self.result.prompt_tokens)
 
     @property
     def is_thrown_away(self) -> bool:
-        """Whether more than half of what was known of the prompt was computed again."""
+        """Whether more than half of the known part of the prompt was computed again."""
         known = (1 - self.request.new) * self.result.prompt_tokens + self.cut
         return self.read_again > known / 2
 
@@ -132,10 +135,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session as it went. idle: prompt tokens that the server computed beside its requests.
+    """A session and its results. idle: prompt tokens that the server computed in idle time.
 
-    counted: prompt tokens that it computed for requests, by its own count, which includes the last ones of a try that the
-    client cuts; the client does not see these. None: the server has no such count.
+    counted: prompt tokens that the server computed for requests, by its own count; None: it has no such count. The count
+    includes the last tokens of a cut try, which the client does not see.
     """
 
     turns: tuple[Turn, ...]
@@ -144,7 +147,7 @@ class Session:
 
     @property
     def computed(self) -> int:
-        """All prompt tokens that were computed: for answers, for tries that were cut, and in idle time."""
+        """All computed prompt tokens: for answers, for cut tries, and in idle time."""
         return self.idle + (sum(turn.computed for turn in self.turns) if self.counted is None else self.counted)
 
     @property
@@ -175,7 +178,7 @@ BARS = {"computed": 0.35, "TTFT p50 ms": 0.4, RESTARTED: 0.4}  # of llama-server
 
 
 def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Namespace) -> Session:
-    """Send a session to a server, which is started anew in the middle. new: as of a turn, for each request."""
+    """Send a session to a server, which is restarted in the middle. new: the field of `Turn`, for each request."""
     turns: list[Turn] = []
     counts, seen, asked = np.zeros(2, int), set[str](), sampling(args)
     middle = recording.restart if args.restart else len(recording.waves)
@@ -204,14 +207,14 @@ def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Name
 
 
 async def _counts(client: Client) -> np.ndarray:
-    """Return the prompt tokens that slotcache has computed in idle time, and for requests; of llama-server none."""
+    """Return the prompt tokens that slotcache computed in idle time, and those for requests; nothing for llama-server."""
     if not client.name.startswith(OWN):
         return np.zeros(2, int)
     return np.array([await client.gauge(name) for name in (IDLE_TOKENS, TOKENS)], int)
 
 
 async def _ask(client: Client, request: Request, number: int) -> tuple[Result, int]:
-    """Return the result of a request, and the tokens that a try before it computed in vain."""
+    """Return the result of a request, and the tokens that a cut try computed before."""
     assert isinstance(client.api, RecordedChat)
     path, body = client.api.recorded(request, number, client.sampling)
     try:
@@ -222,7 +225,7 @@ async def _ask(client: Client, request: Request, number: int) -> tuple[Result, i
 
 
 async def _hang_up(client: Client, path: str, body: Body) -> int:
-    """Send a request, and disconnect in its prefill. Return the tokens that were computed by then."""
+    """Send a request, and disconnect during its prefill. Return the tokens that were computed until then."""
     computed = 0
     async with client.http.post(path, json=body | {"return_progress": True}, raise_for_status=True) as answer:
         async for line in answer.content:
@@ -253,7 +256,7 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Replay the session against slotcache, and llama-server at its best."""
+    """Replay the session on slotcache, and on llama-server with its best settings."""
     with template_flag() as flag, TemporaryDirectory(prefix="slotcache-bench-") as name:
         arms = _arms(args, flag, Path(name))
         recording, new = _sized(arms[0], args)
@@ -273,7 +276,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
-    """Return slotcache with a folder for its KV, and llama-server with as much memory: with `--cache-reuse` and without."""
+    """Return slotcache with a folder for its KV, and llama-server with as much memory, both with `--cache-reuse` and
+    without.
+    """
     shown = copy(args)
     memory = f"{flag} --cache-ram {args.cache_ram}"
     shown.slotcache_args = f"{memory} --cache-dir {folder / 'kv'} {args.slotcache_args}"
@@ -292,7 +297,7 @@ def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
 
 
 def _sized(arm: Arm, args: argparse.Namespace) -> tuple[Recording, list[int]]:
-    """Return the session in which the longest prompt has `--size` tokens, and how many of each prompt are new.
+    """Return a session whose longest prompt has `--size` tokens, and the number of new tokens of each prompt.
 
     Raises BenchError if a prompt does not fit.
     """
@@ -316,7 +321,7 @@ async def _prompt(http: aiohttp.ClientSession, request: Request) -> Prompt:
 
 
 def new_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each prompt the number of its tokens after the longest prefix that an earlier one shares."""
+    """Return the number of new tokens of each prompt: those after the longest prefix that an earlier prompt shares."""
     arrays = [np.array(prompt, np.int32) for prompt in prompts]
     shared = ([common_prefix(prompt, earlier) for earlier in arrays[:at]] for at, prompt in enumerate(arrays))
     return [len(prompt) - max(known, default=0) for prompt, known in zip(arrays, shared, strict=True)]
@@ -327,7 +332,7 @@ def _middle(sessions: Sequence[Session], figure: str) -> float:
 
 
 def _turns(played: dict[str, list[Session]]) -> Table:
-    """Return what each request of the first round computed, beside what was new in it."""
+    """Return a table of what each request of the first round computed, and how much of its prompt was new."""
     sessions = [sessions[0].turns for sessions in played.values()]
     columns = ("request", "phase", "prompt tokens", "new tokens", "new text", *played)
     rows = [
@@ -342,7 +347,7 @@ def _turns(played: dict[str, list[Session]]) -> Table:
 
 
 def _floors(played: dict[str, list[Session]]) -> list[str]:
-    """Return lines about the tokens that have to be computed at least."""
+    """Return lines about the least number of tokens that must be computed."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
     text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"
@@ -350,7 +355,9 @@ def _floors(played: dict[str, list[Session]]) -> list[str]:
 
 
 def _bars(played: dict[str, list[Session]]) -> list[Bar]:
-    """Compare figures with the better one of llama-server's two ways, and a billing line with none."""
+    """Return bars: slotcache's figures over the better of llama-server's two arms, and tokens with a billing line over those
+    without.
+    """
     bars = []
     others = [sessions for name, sessions in played.items() if name.startswith(THEIRS)]
     for figure, limit in BARS.items() if others else ():

@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve with one router or another: placement by documents, at random, by characters."""
+"""Two replicas on Ray Serve, with different routers: by documents, at random, by characters."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Drive each trace in all arms: the same engines, which order documents by themselves; only the router differs.
+    """Drive each trace in all arms. All arms have the same engines, which order documents; only the router differs.
 
-    The traces of an arm follow each other at the same replicas, since Ray takes long to start. They share no document.
+    An arm sends all traces to the same replicas, since Ray takes long to start. No document is in two traces.
     """
     if find_spec("ray") is None:
         raise BenchError("replicas needs ray: pip install 'slotcache[ray]'")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _drive(traces: Sequence[Sequence[Query]], args: argparse.Namespace, name: str, client: Client) -> tuple[Run, ...]:
-    """Drive one trace after the other, once all replicas are up."""
+    """Drive the traces one after the other, once all replicas are up."""
     while await _number(client) < args.replicas:
         await asyncio.sleep(0.5)
     runs: list[Run] = []
@@ -90,7 +90,7 @@ async def _drive(traces: Sequence[Sequence[Query]], args: argparse.Namespace, na
 
 
 async def _number(client: Client) -> int:
-    """Return the number of replicas that serve."""
+    """Return the number of replicas that are up."""
     async with client.http.get("/v1/replicas") as answer:
         return len((await answer.json())["data"]) if answer.status == 200 else 0
 
@@ -122,7 +122,7 @@ def _bars(outcomes: Sequence[Outcome]) -> list[Bar]:
 
 
 def _share(run: Run) -> float:
-    """Return the share of the prompts' tokens that was cached."""
+    """Return the share of the prompts' tokens that were cached."""
     return sum(one.cached_tokens for one in run.answered) / max(sum(one.prompt_tokens for one in run.answered), 1)
 
 
@@ -131,7 +131,7 @@ def _latency(run: Run) -> float:
 
 
 def _command(args: argparse.Namespace, router: str, folder: Path, port: int) -> list[str]:
-    """Return the command of Ray Serve with one router. Ray's proxy takes its port from a file only."""
+    """Return the command of Ray Serve with one router. Ray's proxy reads its port only from a file."""
     settings = {name: getattr(args, name) for name in ("replicas", "parallel", "ctx_size")}
     settings["model"] = str(bench_model(args).resolve())
     if ROUTERS[router]:

@@ -1,4 +1,6 @@
-"""A search in stages, with a server that prefills along: TTFT after the final documents, relative to waiting."""
+"""A search in stages, while the server prefills the documents of each stage: TTFT, relative to a server that waits for the
+end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ STREAM = 1000  # tokens of a stream beside turns; another one follows it
 
 @dataclass(frozen=True, slots=True)
 class StagedQuestion:
-    """A question with its final documents, and wrong documents that an early stage may find."""
+    """A question with its final documents, and the wrong documents that an early stage may find."""
 
     query: Query
     wrong: tuple[tuple[str, str], ...]
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Ask with new documents only. The ways take turns, so that a drifting machine speed favours no way."""
+    """Ask with new documents only. The ways take turns, so that a drifting speed of the machine favours no way."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     if args.busy:
         return _report_beside(args, arm.describe(), *arm.measure(sampling(args), partial(_beside, args)))
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return the seconds from the question to its first token, and the gaps of the streams meanwhile, in each way."""
+    """Return, for each way, the seconds from the question to its first token, and the gaps of other streams in this time."""
     seconds: dict[str, list[float]] = {way: [] for way in BESIDE}
     gaps: dict[str, list[float]] = {way: [] for way in BESIDE}
     arrivals: list[list[float]] = [[] for _ in range(args.busy)]
@@ -138,7 +140,7 @@ def _staged_question(args: argparse.Namespace, name: str) -> StagedQuestion:
 
 
 async def _turn(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> Result:
-    """Run one turn: the search, with or without the server, then the question with the final documents."""
+    """Run one turn: the search, with prefill by the server or without, then the question with the final documents."""
     request = await client.prepare(turn.query)
     if way == "waiting":
         await asyncio.sleep(args.search)
@@ -172,7 +174,7 @@ async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
 
 
 async def _under_load(client: Client, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the tokens per second of one stream per slot, with and without a client that speculates all the time."""
+    """Return the tokens per second of one stream per slot, with a client that always speculates and without it."""
     speeds: dict[str, list[float]] = {"alone": [], "speculating": []}
     for number in range(3):
         for name in list(speeds)[:: 1 if number % 2 else -1]:

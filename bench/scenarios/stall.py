@@ -1,4 +1,4 @@
-"""A long prefill arrives while other streams run: how long do these streams pause?"""
+"""A long prefill starts while other streams run: how long do these streams pause?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TILES = "slotcache, one tile a step"
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One prefill among running streams. Times in seconds, lengths in tokens."""
+    """One prefill during running streams. Times are seconds, lengths are tokens."""
 
     prefill_tokens: int
     prefill_ttft: float
@@ -41,18 +41,20 @@ class Stall:
 
     @property
     def usual_longest(self) -> float:
-        """The longest gap where one slow step counts for nothing: that of the middle of `AROUND` gaps in a row."""
+        """The largest median of `AROUND` gaps in a row: a single slow step does not count."""
         windows = [self.gaps[at : at + AROUND] for at in range(max(len(self.gaps) - AROUND, 0) + 1)]
         return max(map(median, windows))
 
     def excess(self, allowed: float, tile: float = 0.0) -> float:
-        """Return the longest gap over what is allowed: a step of prefill and one of the streams, or `tile` if longer."""
+        """Return the longest gap over the allowed gap: a prefill step and a step of the streams, or `tile` if that is
+        longer.
+        """
         return self.longest_gap / max(allowed + self.quiet_gap, tile)
 
 
 @dataclass(slots=True)
 class _RunningStream:
-    """A running stream: the clock's readings at its tokens."""
+    """A running stream: the time of each of its tokens."""
 
     arrivals: list[float] = field(default_factory=list)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,9 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compare the worst round's longest gap with the step of prefill that the server allows, and one step of the streams.
+    """Compare the longest gap of the worst round with the prefill step that the server allows, plus one step of the streams.
 
-    No step is smaller than a tile of the attention's kernel: an arm that allows a stall of 1 ms shows how long one takes.
+    No step is smaller than a tile of the attention kernel. The arm that allows a stall of 1 ms shows how long a tile takes.
     """
     allowed = args.max_stall / 1000
     arms = arms_for(args, slotcache_flags=("--max-stall", str(args.max_stall)))
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def gaps_within(arrivals: Sequence[float], begin: float, end: float) -> list[float]:
-    """Return the gaps between two readings that overlap the time from `begin` to `end`."""
+    """Return the gaps between two tokens that overlap the time from `begin` to `end`."""
     return [later - earlier for earlier, later in pairwise(arrivals) if later > begin and earlier < end]
 
 

@@ -1,4 +1,4 @@
-"""Time of a step outside llama.cpp, by the length of the streams' context. Reads slotcache's own figures."""
+"""The part of a step's time outside llama.cpp, by the context length of the streams. slotcache reports the figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Read the figures while all slots generate after one prompt, which they share."""
+    """Read the figures while all slots generate after the same prompt."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     lengths = [int(length) for length in args.contexts.split(",")]
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _seconds(client: Client, length: int, streams: int) -> tuple[float, float]:
-    """Return the time outside llama.cpp, the median of steps in which all streams generate, and the loop's time a token."""
+    """Return the median time outside llama.cpp of steps in which all streams generate, and the event loop's time a token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
 

@@ -1,6 +1,6 @@
-"""Several models in turn on one device: what of their KV comes back after each swap, how long one takes, who waits.
+"""Several models take turns on one device: how much KV is still there after a swap, how long a swap takes, and who waits.
 
-llama-server's router has a process for each model, whose KV ends with it.
+llama-server's router has a process for each model. The model's KV is lost when its process ends.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer. kept: tokens of its prompt that an earlier turn had computed. ttft: seconds to its first token.
-
-    seconds: until it was whole.
+    """An answer. kept: tokens of its prompt that an earlier turn had computed. ttft: seconds to its first token. seconds: to
+    its end.
     """
 
     kept: int
@@ -60,7 +59,9 @@ class Talk:
     num_known: int = 0
 
     def ask(self, url: str, text: str) -> Turn:
-        """Ask once more, from the second turn on the same: memory may not grow with what is known. Raises BenchError."""
+        """Ask once more. All turns after the first ask the same, so that the memory does not grow with the known text.
+        Raises BenchError.
+        """
         del self.messages[2:]
         self.messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": self.messages, "max_tokens": 8, "temperature": 0, "cache_prompt": True}
@@ -83,7 +84,7 @@ class Talk:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Let all conversations of a model take a turn, then those of the next one, and so on. Raises BenchError."""
+    """Let all conversations of a model take a turn, then those of the next model, and so on. Raises BenchError."""
     if len(args.models) < 2:
         raise BenchError("expected two models or more")
     port, files = free_port(), [part for file in args.models for part in ("-m", str(file))]
@@ -114,12 +115,12 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _both(args: argparse.Namespace) -> list[str]:
-    """Return the flags that both servers get."""
+    """Return the flags of both servers."""
     return ["-c", str(args.ctx_size), "--cache-ram", str(args.cache_ram), "-t", str(args.threads)]
 
 
 def _after_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
-    """Return the turns after each swap, from the second turn of the conversations on."""
+    """Return the turns after each swap, from the conversations' second turn on."""
     return [turns for turns in swaps if any(turn.kept for turn in turns)]
 
 
@@ -159,7 +160,7 @@ def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], 
 
 
 def _crowd(url: str, args: argparse.Namespace) -> list[float]:
-    """Return the seconds of each request of 8 clients over all models in turn."""
+    """Return the seconds of each request of 8 clients that use all models in turn."""
     asked: Iterator[str] = (args.models[number % len(args.models)].stem for number in range(args.requests))
     with ThreadPoolExecutor(8) as clients:
         return list(clients.map(lambda name: Talk(name, []).ask(url, "Say hello.").seconds, asked))
