@@ -144,7 +144,7 @@ class EngineApi:
     """The API of an engine. knows_documents: the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
 
-    text_field, no_begin: the fields of `POST /tokenize` for the text, and for a text without a BOS token; empty if the
+    text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
     engine has no such route.
     """
 
