@@ -60,7 +60,7 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """A stretch of text in a prompt: from the document before it, or from the start of the prompt, up to the next document.
+    """A stretch of text in a prompt, which starts after a document or at the start of the prompt.
 
     key: 32 hexadecimal digits."""
 

@@ -29,7 +29,7 @@ LAST = 3  # s for the last event of these answers, to clients that read slowly
 
 
 class FrontServer(ListeningServer):
-    """uvicorn, but an answer that takes too long at shutdown ends with an error event, and is not broken off."""
+    """uvicorn, but an answer that takes too long at shutdown ends with an error, and is not broken off."""
 
     def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
         super().__init__(config, most_connections(DESCRIPTORS), state.hosting)

@@ -64,7 +64,7 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes the first token of an answer, and reads nothing else. prefill: the wait of the answer's prompt."""
+    """Notes the first token of an answer, and reads nothing else. prefill: times the wait of the answer's prompt."""
 
     def __init__(self, prefill: Prefill | None) -> None:
         self._prefill = prefill
@@ -144,8 +144,8 @@ class EngineApi:
     """The API of an engine. knows_documents: the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
 
-    text_field, no_begin: the names of two fields of `POST /tokenize`, of the text and of the wish for no BOS token; empty
-    if the engine has no such route.
+    text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
+    engine has no such route.
     """
 
     name: str

@@ -73,11 +73,11 @@ MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: by retrieval rank, without those that an earlier turn shows. repeated: the ids of documents that an earlier
-    turn shows. order: ranks. in_place: each hint about a repeated document stands at the document's rank; otherwise all
-    hints follow the documents. why: the reason for the order. `cached`: documents that the upstream should have come first.
-    `rank`: the upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy
-    chose the order.
+    documents: by retrieval rank, without those that an earlier turn shows. repeated: the ids of documents that an
+    earlier turn shows. order: ranks. in_place: each hint about a repeated document stands at the document's rank;
+    otherwise all hints follow the documents. why: the reason for the order. `cached`: the order starts with documents
+    that the upstream should have. `rank`: the upstream should have none of them. `kept`: an earlier prompt has the same
+    order. `asked`: another policy chose the order.
     """
 
     turn: DocumentTurn
@@ -377,8 +377,7 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 
 
 def check(chat: DocumentChat) -> None:
-    """Refuse a chat whose history is stored in slotcache, and a message before whose content no text can stand. Raises
-    RequestError."""
+    """Refuse a chat whose history is stored in slotcache, and content that no text can precede. Raises RequestError."""
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
         if not (turn.result is not None or content is None or isinstance(content, str | list)):

@@ -223,9 +223,10 @@ class Needs:
     """What a request would reuse, and where.
 
     documents: those of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the
-    key of the text before the documents, different for each scope. stored: the session of the stored conversation or answer
-    that the request continues; one replica has it; empty: none. history: the sessions of the earlier messages, the newest
-    first. own: the session that the request starts. tokens: an estimate for the prompt without `documents`.
+    key of the text before the documents, different for each scope. stored: the session of the stored conversation or
+    answer that the request continues; one replica has it; empty: none. history: the sessions of the earlier messages,
+    the newest first. own: the session of the answer: `stored`, else a new one; empty: none. tokens: an estimate for the
+    prompt without `documents`.
     """
 
     scope: str = ""

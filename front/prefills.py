@@ -80,10 +80,10 @@ class PrefillSpeeds:
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
         """Return about how many of a prompt's tokens were cached; None if that is unknown, or if as many as expected were.
 
-        expected: the tokens that should be cached. seconds: until the first token. A long prompt is stale if its time is
-        nearer to the time of a cold prompt than to the expected time (CacheWeaver, 3.4). A prompt that takes clearly longer
-        than a cold one shows that the earlier prompts were not cold: a new front takes the cached prompts of a warm engine
-        for cold ones.
+        expected: the tokens that should be cached. seconds: until the first token. A long prompt that should be cached
+        is stale if its time is nearer to the time of a cold prompt than to the expected time (CacheWeaver, 3.4). A
+        prompt that takes clearly longer than a cold one shows that the earlier prompts were not cold: a new front takes
+        the cached prompts of a warm engine for cold ones.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)

@@ -60,7 +60,9 @@ class Room:
 
 
 class WarmUps:
-    """Requests for one token that prefill a prompt while its client still searches for documents. Used by one event loop."""
+    """Requests for one token, which prefill the prompt before the documents while the client still searches for them.
+    Used by one event loop.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -54,12 +54,12 @@ class ContextSettings:
 class Context:
     """The pool and the graphs over it. One thread at a time may use it.
 
-    costs: the costs of this model on this device. times: the measured times from which the costs follow, if there are any.
-    unit: the time of a token on this CPU, divided by that in the constants of CPUs, if the CPU was timed; else 1. max_rows:
-    most rows of logits in a step. scratch: the sequence through which ranges are saved and restored; the tree has the ids
-    below it. twin: with a sliding window, the offset from a sequence's id to that of a second sequence with the same cells;
-    else 0. llama.cpp would reuse a cell that the window has passed, although a later prompt may continue there. It does not
-    if two sequences have the cell.
+    costs: the costs of this model on this device. times: the measured times from which the costs follow, if there are
+    any. unit: the time of a token on this CPU, divided by that in the constants of CPUs, if the CPU was timed; else 1.
+    max_rows: most rows of logits in a step. scratch: the sequence through which ranges are saved and restored; the tree
+    has the ids below it. twin: with a sliding window, the offset from a sequence's id to that of a second sequence with
+    the same cells; else 0. llama.cpp would reuse a cell that the window has passed, although a later prompt may continue
+    there. But it reuses no cell that two sequences have.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:

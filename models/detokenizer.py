@@ -195,7 +195,7 @@ class ReasoningClock:
     def is_over(self) -> bool:
         """Whether reasoning must end here.
 
-        It does not end inside a character, nor where the model is about to end it itself.
+        Reasoning goes on for a few more tokens inside a character, and where the model is about to end it itself.
         """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:

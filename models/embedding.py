@@ -147,7 +147,7 @@ class EmbeddingModel:
 def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
     """Scale vectors (..., width) as llama-server does.
 
-    norm: -1: no scaling; 0: the largest number becomes 32,760; 1: taxicab norm; n: n-norm.
+    norm: -1: no scaling; 0: the largest absolute value becomes 32,760; 1: taxicab norm; n: n-norm.
     """
     if norm < 0:
         return vectors

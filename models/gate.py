@@ -36,7 +36,7 @@ ROUNDING = 0.02  # of the range of the logits: most that a card's kernels for fe
 
 @cache
 def identity() -> str:
-    """Return a digest of all that changes the bits of KV here: the library, its plug-in for the CPU, the CPU's features.
+    """Return a digest of the library, its plug-in for the CPU and the CPU's features: each changes the bits of KV.
 
     The same file computes other bits on another CPU, for which the C library has other code in its functions.
     """

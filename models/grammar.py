@@ -228,7 +228,8 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars in a separate thread, one after the other. The thread first reads the vocabulary.
+    """Compiles grammars in a separate thread, one after the other. The thread reads the vocabulary at once, before any
+    grammar.
 
     Safe from several threads. num_waiting: the number of compilations that are not done. Call `close` before the model is
     closed.

@@ -599,7 +599,8 @@ class TrialProcess:
         self._code = 0  # exit code of the last process that a grammar ended
 
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
-        """Return llguidance's grammar for a source, and the parts that it does not enforce. It compiles in bounded time.
+        """Return llguidance's grammar for a source, and the parts that it does not enforce. The grammar compiles in
+        bounded time.
 
         Raises GrammarError.
         """

@@ -26,7 +26,7 @@ class Adapters:
     unloaded; with a single adapter also later, and in a later process. llama.cpp adds several adapters in the order of their
     addresses, so their sum is rounded differently after each load.
 
-    usual: the scale of each adapter if a request sets none. Only the event loop uses it.
+    usual: the scale of each adapter if a request sets none. After the load, only the event loop uses it.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:

@@ -112,7 +112,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Take over another request's states before these, if its tokens were the same. Return whether they were."""
+        """Take over another request's states before these, and return True, if its tokens were the same."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]

@@ -26,7 +26,8 @@ TOLERANCE_STEP = 2e-6  # further tolerance for each position of distance: llama.
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a key's numbers are paired. head: the size of a head, in numbers. turned: how many first numbers of a head turn.
+    """How a key's numbers are paired. head: the size of a head, in numbers. turned: how many numbers of a head turn;
+    they are its first ones.
 
     neighbours: each pair is a number and the next one. Otherwise a number of the first half of the turned numbers is paired
     with one of the second half.

@@ -259,8 +259,8 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU with the times of tiles as measured here. All other costs keep their ratio to a token's.
 
-    A slow model is timed at a small depth, where attention may take less time than the noise of a timing. Then attention has
-    its assumed ratio to a token's time, but at most the noise.
+    A slow model is timed at a small depth, where attention may take less time than the noise of a timing. Attention then
+    counts with its assumed ratio to a token's time, but at most as the noise.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:

@@ -22,9 +22,9 @@ END = ""  # the key of a trie node at which a word ends
 class Spellings:
     """Finds special tokens by their spelling.
 
-    The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result, except
-    in vocabularies where a spelling may start inside another spelling that is not longer than itself (`>>A<<` and `<|end|>`
-    share a `<`). There a place is sure only if no other spelling crosses it.
+    The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result,
+    except in vocabularies where a spelling may start inside one that is no longer (`>>A<<` ends with the first `<` of
+    `<|end|>`). There a place is sure only if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:

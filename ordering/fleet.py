@@ -89,8 +89,9 @@ class Fleet:
     ) -> list[Placement]:
         """Return a placement for each replica of `names`, the best one first.
 
-        documents: (key, tokens) of each document, in retrieval rank. busy: returns the work that waits at a replica, in
-        tokens of prefill. It should also count running answers; otherwise fully cached requests pile up at one replica.
+        documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`. busy: returns
+        the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise fully
+        cached requests pile up at one replica.
 
         The replica with the session's history comes first, and then those of the least cost. Of replicas with the same cost,
         the one with the fewest cached documents comes first, so that empty caches fill; then the first name decides. Raises

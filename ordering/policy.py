@@ -202,10 +202,10 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
 def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]:
     """Return `placed`, then the documents shared with the most waiting requests, then the rest in rank.
 
-    A waiting request counts only while it has all documents placed so far, because it can only reuse a common prefix. So a
-    request that finds nothing cached helps waiting requests, too (RAGBoost, 5.1). The order is exact for one waiting
-    request, and greedy for several. The time is proportional to the number of documents of all these requests, because
-    counts only fall.
+    A waiting request counts only while it has all documents placed so far, because it can only reuse a common prefix. In
+    this way, a request that finds nothing cached also helps waiting requests (RAGBoost, 5.1). The order is exact for one
+    waiting request, and greedy for several. The time is proportional to the number of documents of all these requests,
+    because counts only fall.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:

@@ -1,9 +1,9 @@
-"""Search by vectors in clusters, for indexes so large that the exact search takes long. It needs faiss, the extra
-`slotcache[ann]`.
+"""Search by vectors in clusters, for indexes so large that the exact search takes long. This module needs faiss, the
+extra `slotcache[ann]`.
 
 k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the query with the vectors of the
-nearest clusters, group by group. After each group it returns the nearest vectors so far (RAGCache, section 5.3:
-pipelined vector search). It ends after a fixed number of clusters, as in the paper.
+nearest clusters, group by group. After each group it yields the nearest vectors so far (RAGCache, section 5.3: pipelined
+vector search). A search ends after a fixed number of clusters, as in the paper.
 
 The clusters are in a mapped file beside the database, and their vectors are the database's float16, so that cosines
 equal an exact search's. Another process makes the file. The file is used only if the database has a record of it: after

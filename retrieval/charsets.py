@@ -1,4 +1,6 @@
-"""Decodes a file. Its byte order mark, its bytes, its label, or the letters that each encoding gives show the encoding."""
+"""Decodes a file. The encoding follows from its byte order mark, its bytes, its label, or the letters that each encoding
+gives.
+"""
 
 from __future__ import annotations
 

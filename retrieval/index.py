@@ -87,7 +87,7 @@ class Index:
     """An index of folders. One thread keeps it up to date, all at once (`refresh`) or in steps; any thread may search
     it.
 
-    An index that an older version made answers until all files are read anew.
+    An index of an older version, or of other chunks, answers until all files are read anew.
 
     progress: for any thread to read. threads: run the searches, so that many searches take no other thread of the
     process. has_vectors: whether documents get vectors; without vectors they are found by words alone. headings:
@@ -127,7 +127,7 @@ class Index:
         self.has_vectors = self._suits()
 
     def interrupt(self) -> None:
-        """End the reading of a file, from any thread. `may_go_on` must return False from then on."""
+        """End the reading of a file, from any thread. `may_go_on` must already return False."""
         self._reader.interrupt()
 
     def close(self) -> None:

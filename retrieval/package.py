@@ -41,7 +41,8 @@ class Package:
 
     def read(self, name: str) -> bytes:
         """Return a part. Python reads no more than the part's stated size. Raises Unreadable if all parts so far are too
-        large."""
+        large together.
+        """
         entry = self._zip.getinfo(name)
         self._count(entry)
         return self._zip.read(entry)

@@ -31,8 +31,8 @@ def seconds_for(size: int) -> float:
 
 
 class ReadTask(msgspec.Struct):
-    """A file to read: see `FoundFile`. known: the file's digest in the index; empty for a new file. tokens: the size of
-    a chunk.
+    """A file to read: see `FoundFile`. known: the file's digest in the index; empty for a new file. tokens: the
+    approximate size of a chunk.
 
     root: as the system names it, maybe not in UTF-8. seconds: the most processor time.
     """

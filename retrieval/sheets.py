@@ -1,7 +1,7 @@
 """Sections of spreadsheets: a sheet is a section, and its rows stay rows.
 
-This module reads Excel's format since 2007, which is sparse and says how a number is shown. calamine reads older
-formats.
+This module reads Excel's format since 2007 itself, because that is sparse and says how a number is shown. calamine reads
+older formats.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def stems(word: str, language: str) -> dict[str, None]:
     """Return the stem of a word with its accents, and the stem of the word without accents. Most words have one stem for
     both.
 
-    A stem ends with a mark of its language, so that it finds no word of another language.
+    A stem ends with a mark of its language (none for English), so that it finds no word of another language.
 
     >>> [*stems("informações", "pt")], [*stems("Haus", "de")], [*stems("getUsers", "en")], [*stems("Users", "en")]
     (['inform+pt', 'informaco+pt'], ['haus+de'], ['getusers'], ['user'])

@@ -169,8 +169,9 @@ MOST_VECTORS = 4000  # of a file, the first ones: 4 MiB of text
 def put_file(
     connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = (), most_vectors: int = MOST_VECTORS
 ) -> WriteOutcome:
-    """Store a file with all its chunks in order. most_vectors: chunks of a file that get a vector; words find the others
-    as well."""
+    """Store a file with all its chunks in order. most_vectors: most chunks of a file that get a vector; words find the
+    others as well.
+    """
     with transaction(connection):
         row, before = _put_row(connection, file)
         num_new = number = 0

@@ -5,9 +5,9 @@
     | prefix tree             | private tokens   | promised      | unclaimed  |
     | in use   | idle KV      | generated tokens | to prompts    |            |
 
-A run is in use while it is on the path of a running request. Idle KV belongs to idle sequences alone, and only idle KV is
-ever evicted. Private tokens are generated tokens: they belong to their request, and enter the tree when the request ends.
-Promised cells are free now, but running requests will fill them with the rest of their prompts.
+A run is in use while it is on the path of a running request. Idle KV belongs to idle sequences alone. It is reclaimable,
+and nothing else is ever evicted. Private tokens are generated tokens: they belong to their request, and enter the tree
+when the request ends. Promised cells are free now, but running requests will fill them with the rest of their prompts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cells:
     """Decides whether a prompt fits, and frees cells for it.
 
     index: the tree that prompts are matched against. running: the scheduler's list of running requests. idle_cells: most
-    cells of idle KV while requests run, since every step attends over the whole pool; host memory takes the rest. swap:
+    cells of idle KV while requests run, if host memory takes the rest: every step attends over the whole pool. swap:
     moves KV to host memory for the time of a step.
     """
 

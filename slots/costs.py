@@ -22,7 +22,8 @@ class Costs:
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
     background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
-    recompute_last: how many last tokens of a prompt are always computed, in one batch, so that no bit depends on the cache.
+    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. As many last
+        tokens of a prompt are always computed.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
     restore_share: time to restore KV from host memory, as a share of computing it.
     apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
@@ -239,7 +240,7 @@ class PrefillBudget:
 
 
 def chunk_size(left: int, most: int, costs: Costs) -> int:
-    """Return how many of the `left` tokens to compute now, at most `most`: whole chunks, without a tiny remainder.
+    """Return how many of the `left` tokens to compute now, at most `most`: whole chunks, which leave no tiny remainder.
 
     Attention takes as long for part of a chunk as for a whole one. If `most` allows it, neither this part of the tokens nor
     the last part has fewer than `recompute_last`.

@@ -77,7 +77,7 @@ class Counters:
     def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
         """Count `tokens` prompt tokens from position `start` on as reused. source: their origin.
 
-        Nothing is counted for a request that was paused before, nor for a request without a waiting client.
+        Nothing is counted for a request that was preempted before, nor for a request without a waiting client.
         """
         if job.reuse.num_preempted or not job.request.kind.is_client:
             return

@@ -10,7 +10,8 @@ from .radix import Node, Sequence, path
 
 
 class Stretches:
-    """Counts, roughly, the stretches of adjacent cells that hold the KV of each run, or a sequence's private tokens.
+    """Counts, roughly, the stretches of adjacent cells that hold the KV of each run, and of each sequence's private
+    tokens.
 
     An answer that was computed beside others takes many stretches, since each of its tokens is in a cell by itself. A run
     without a count is in one piece, or is not on the device.

@@ -216,8 +216,8 @@ class Drafts:
     drafts cost half a percent of the time.
 
     All drafts of a step come from lookup, or all come from the draft model, whichever gains more. The draft model's time
-    counts, both for drafts and for reading prompts. It reads a prompt in pieces between steps, after the answer's first
-    token.
+    counts, both for drafts and for reading prompts. The draft model reads a prompt in pieces between steps, after the
+    answer's first token.
 
     max_rows: most rows of logits of a step; 0: no drafts. max_stall: most seconds that drafts may add to a step with several
     streams; the step aims at less, as prefill does. longest: most tokens of a draft, if the model has a recurrent state that

@@ -1,4 +1,6 @@
-"""Records that were fetched for one request: before its start, or for later, once it has computed the tokens before them."""
+"""Records that are fetched for one request: those that it waits for, and those that it takes over once it has computed
+the tokens before them.
+"""
 
 from __future__ import annotations
 

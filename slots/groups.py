@@ -160,8 +160,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request, and expect the requests that share its path to reuse its KV.
 
-        passed: requests of its priority that are before it in the queue. Each counts as overtaken, unless the admitted
-        request follows a leader that arrived before it.
+        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it
+        arrived after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)

@@ -465,7 +465,7 @@ class PromptTree(RadixTree[Node]):
         """Set the priority of a run that is used, pinned or unpinned now."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let runs be evicted first that only this session has computed and used. Return how many tokens these runs have.
+        """Let the runs that only this session has computed or used be evicted first. Return how many tokens they have.
 
         tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If a single run without
         children follows the prompt, it is the prefix of the session's next turn, and is retired, too.

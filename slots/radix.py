@@ -149,9 +149,9 @@ class Sequence:
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
     """Return how many tokens of a prompt may come from a cache that has the first `upto` tokens.
 
-    sections: the positions that are computed; the last section ends with the prompt. At least the last `recompute_last`
-    tokens of a section are computed together, or all of a shorter section, because the bits of KV depend on the number of
-    tokens. The prompt's last token is always computed.
+    sections: the positions that are computed; the last section ends with the prompt. If a section is only partly cached,
+    at least its last `recompute_last` tokens are computed together, or all of a shorter section, because the bits of KV
+    depend on the number of tokens. The prompt's last token is always computed.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1

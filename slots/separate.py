@@ -1,7 +1,7 @@
 """Separate reading: each document is read after the prompt's prefix alone, then its KV is moved to its place.
 
 A request with separately read documents runs in stages. In each stage but the last, its prompt is the prefix and one
-document, computed as any other prompt:
+document, whose KV is as exact as any other prompt's:
 
     stage 1    | prefix | document 2 |                          computed and copied; then the request gives up its slot
     stage 2    | prefix | document 3 |                          and goes on at the head of the queue

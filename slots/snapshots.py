@@ -76,7 +76,8 @@ class Snapshots(StateTree):
         one at its start. It is worth its time if answers come back changed in the next turn, if no answer follows, or if
         another request may wait for the same prompt.
 
-        A client's breakpoint gets a state, unless fewer than `recompute_last` tokens follow it before the next breakpoint.
+        A client's breakpoint gets a state, unless fewer than `recompute_last` tokens follow it before the next
+        breakpoint or the prompt's end.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
         marked = {stop for stop, _ in job.layout.breakpoints if stop > job.computed}

@@ -46,8 +46,8 @@ Words = Annotated[str, Meta(max_length=1000)]
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The origin of a folder's KV.
 
-    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of the
-    settings that change KV. is_imported: the KV came from another machine.
+    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of
+    the settings that change KV, without the machine. is_imported: the KV came from another machine.
     """
 
     model: Words
@@ -103,7 +103,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a folder has of a scope. oldest, newest: when its least, and its most, recently used file was used, ns."""
+    """What a folder has of a scope. oldest, newest: the least and the most recent use of its files, ns."""
 
     scope: str
     num_records: int

@@ -182,7 +182,7 @@ class DiskTier:
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if it is refused: too much is waiting, say. From any thread.
+        """Queue a record. Return False if it is refused, for example because too much is waiting. From any thread.
 
         After a failed write, only one record at a time is queued.
         """

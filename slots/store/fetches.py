@@ -1,9 +1,9 @@
 """Fetches records from lower tiers for waiting requests.
 
-A fetch delays a request by at most a tenth of the time that computing the fetched tokens would take. At each moment, the
+A request waits for a fetch at most a tenth longer than computing the fetched tokens would take. At each moment, the
 request may have waited as long as it takes to compute the tokens that have arrived, plus `PATIENCE` of the time for all
-fetched tokens. The rest of the tenth is for errors of the estimate. If the request gives up and computes the missing tokens,
-it has lost no more than the tenth. The clock runs only while the request could have been admitted.
+fetched tokens. The rest of the tenth is for errors of the estimate. If the request gives up and computes the missing
+tokens, it has lost no more than the tenth. The clock runs only while the request could have been admitted.
 """
 
 from __future__ import annotations

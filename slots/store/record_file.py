@@ -48,7 +48,8 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may k
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of the model's files. settings: that of all settings that change KV.
+    """model: the digest of the model's files. settings: the digest of everything else that changes KV: settings, build
+    and CPU.
 
     Each has 32 hexadecimal digits.
     """
