@@ -1,7 +1,7 @@
 /** The page: which view is shown, and what the reader's acts change. */
 
 import { ApiError, get, setKeyPrompt } from "./api.js";
-import { forget, onAnswering } from "./asking.js";
+import { forget } from "./asking.js";
 import { setFields } from "./chat.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
@@ -225,7 +225,6 @@ function pressed(event) {
 
 applyTheme();
 onChange(changedElsewhere);
-onAnswering(showChats);
 onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
 document.getElementById("model").before(models.element);

@@ -39,19 +39,6 @@ export function isRunning(turn) {
   return running.has(turn);
 }
 
-/** @param {string} chat  its id @returns {boolean} whether an answer of the chat comes */
-export function isAnswering(chat) {
-  return [...running.values()].some((one) => one.chat.id === chat);
-}
-
-/** @type {() => void} */
-let notify = () => {};
-
-/** @param {() => void} listener  called whenever an answer begins or ends */
-export function onAnswering(listener) {
-  notify = listener;
-}
-
 /** Let a view show the turn from now on. @param {string} turn @param {View} view */
 export function attach(turn, view) {
   const one = running.get(turn);
@@ -141,7 +128,6 @@ async function run(chat, turn, read, ended = () => {}) {
   const one = { chat, stop: stopIt, view: null, goesOn: false, skip: 0, skipThought: 0 };
   const { promise: over, resolve: end } = Promise.withResolvers();
   running.set(turn.id, one);
-  notify();
   live.add(turn.id);
   navigator.locks?.request(lockOf(turn), () => over);
   const saving = setInterval(() => saveChat(chat, { isPart: true }), EVERY);
@@ -161,7 +147,6 @@ async function run(chat, turn, read, ended = () => {}) {
   await saveChat(chat);
   live.delete(turn.id);
   end();
-  notify();
   await noteSegments(chat, turn);
   one.view?.end();
 }

@@ -1,6 +1,5 @@
 /** The list of chats: their search, and what can be done with each. */
 
-import { isAnswering } from "./asking.js";
 import { announce, button, fill, h } from "./dom.js";
 import { ChatSearch } from "./search.js";
 
@@ -91,7 +90,7 @@ export class Sidebar {
     const { id, title, pinned } = chat;
     const isOpen = this._opened === id;
     const link = h("a", { href: `#/chat/${id}`, "aria-current": id === this._current && "page", data: { key: `${id} link` }, onclick: () => this._actions.close() },
-      isAnswering(id) && h("span.coming", { role: "img", "aria-label": "An answer comes:", title: "An answer comes" }), title, excerpt && h("span.excerpt", {}, excerpt[0], h("mark", {}, excerpt[1]), excerpt[2]));
+      title, excerpt && h("span.excerpt", {}, excerpt[0], h("mark", {}, excerpt[1]), excerpt[2]));
     const more = button(`Actions for ${title}`, () => this._toggle(id), { drawing: "more", "aria-expanded": String(isOpen), data: { key: `${id} acts` } });
     const row = h("li", { data: { chat: id }, onkeydown: (event) => isOpen && this._close(event, id) }, link, more);
     const act = (label, name, run) => h("li", {}, button(label, run, { class: "act", data: { key: `${id} ${name}` } }));

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import act, ask, ended
-from .test_nothing_lost import begin, second_tab, slow
+from .test_nothing_lost import second_tab
 from .test_speed import long_tasks
 
 FILL = """count => new Promise((resolve) => {
@@ -302,20 +302,3 @@ def test_a_chat_is_deleted_by_the_keyboard_and_the_focus_goes_to_the_next(server
     page.wait_for_function("() => document.querySelectorAll('.sidebar li[data-chat]').length === 1")
     assert page.evaluate("document.activeElement.ariaLabel") == "Actions for What is a tide?"
     assert ended(page).locator(".answer").inner_text()
-
-
-def test_a_chat_whose_answer_still_comes_has_a_mark(server, open_page):
-    page = open_page(server)
-    ask(page, "Who counts ships?")
-    page.keyboard.press("Control+Shift+O")
-    page.wait_for_selector(".welcome")
-    with slow(server):
-        begin(page)
-        page.wait_for_selector(".sidebar [aria-current] .coming")
-        page.keyboard.press("Control+Shift+O")
-        page.wait_for_selector(".welcome")
-        marked = page.locator(".sidebar li:has(.coming)")
-        assert marked.count() == 1 and "Tell a story." in marked.inner_text()
-        assert page.get_by_role("link", name="An answer comes: Tell a story.").count() == 1
-    page.wait_for_selector(".sidebar .coming", state="detached")
-    assert titles(page) == ["Tell a story.", "Who counts ships?"]
