@@ -632,7 +632,7 @@ def test_idle_time_looks_at_each_run_a_few_times_however_many_there_are(monkeypa
     monkeypatch.setattr(host, "path", lambda *ends: looked.extend(nodes := path(*ends)) or nodes)
     num_copied = 0
     while work := world.scheduler.plan_idle_work():
-        starts = [operation.copy.start for operation in work.operations]
+        starts = [save.copy.start for save in work.operations if isinstance(save, Save)]
         assert len(starts) == 1 and starts[0] == num_copied % 40 * 10, "a prefix comes first, and one run at a time"
         world.memory.run(work)
         num_copied += 1
