@@ -109,8 +109,12 @@ ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
     """Return the number of cells that a server wants, in whole `CELLS`. most: the bound without --ctx-size."""
-    wanted = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
-    return ceil(wanted / CELLS) * CELLS
+    return whole_cells(settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most))
+
+
+def whole_cells(count: int) -> int:
+    """Return the number of cells that llama.cpp allocates for `count` cells."""
+    return ceil(count / CELLS) * CELLS
 
 
 def context_settings(settings: Settings, model: Model) -> ContextSettings:
