@@ -460,8 +460,8 @@ class _OpenBlock:
 class MessagesReply:
     """The replies of `/v1/messages`. num_prompt: the prompt's tokens, at most; `message_delta` counts the cached ones.
 
-    shows_reasoning: false seals the text of reasoning in the signature, in which it comes back with the history. has_begun:
-    the stream has sent `message_start`, before its model was loaded.
+    shows_reasoning: false seals the text of reasoning in the signature, in which it comes back with the history.
+    has_started: the stream has sent `message_start`, before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:

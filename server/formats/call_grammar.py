@@ -34,7 +34,7 @@ class GrammarPart:
 class ParameterTags:
     """The tags around parameters. opens: before a name; key_end, closes: before a value and after it.
 
-    end: after the last parameter. behind: other lines that a reader accepts after a value's closing tag.
+    end: after the last parameter. after_call: other lines that a reader accepts after a value's closing tag.
     """
 
     opens: str

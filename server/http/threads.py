@@ -81,7 +81,7 @@ _running = local()
 def give_way() -> None:
     """Pass the turn on if this thread's work has had its time. Work calls this every few milliseconds, where it can wait.
 
-    Raises ClientLeft if nobody waits for the result. Does nothing in a thread that has no turns.
+    Raises Disconnected if nobody waits for the result. Does nothing in a thread that has no turns.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
@@ -128,7 +128,7 @@ class Turns:
     def close(self) -> None:
         """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
 
-        The futures of both raise ClientLeft.
+        The futures of both raise Disconnected.
         """
         with self._lock:
             self._closed = True

@@ -121,7 +121,7 @@ class Attachment:
     def embed(self, embedding: Embedding) -> None:
         """Compute the vectors of the documents in the gaps between requests, in the turns of this thread's client.
 
-        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, ClientLeft.
+        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, Disconnected.
         """
         if suits(self.store, embedding.language):
             numbers = [0]
@@ -134,7 +134,7 @@ class Attachment:
         self.state = READY
 
     def _wait_for_gap(self, embedding: Embedding) -> None:
-        """Wait until the engine is idle and it is this file's turn. Raises ClientLeft if the work is to end."""
+        """Wait until the engine is idle and it is this file's turn. Raises Disconnected if the work is to end."""
         give_way()
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
