@@ -14,7 +14,7 @@ from ...models.context import Context, ContextSettings, Use, breakdown, num_sequ
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, INTEGRATED, fast_cores, free_memory
 from ...models.model import ALL_LAYERS, Model
-from ...models.model_files import OFFERED, is_packaged, packaged_file
+from ...models.model_files import OFFERED, is_fetched, is_packaged, packaged_file
 from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
@@ -218,9 +218,8 @@ def embedding_file(settings: Settings) -> str:
         return ""
     if is_packaged(settings.embedding_model):
         return str(packaged_file(settings.embedding_model))
-    fetched = packaged_file(OFFERED)
-    is_default = not settings.embedding_model and settings.docs and not settings.embeddings and fetched.is_file()
-    return str(fetched) if is_default else settings.embedding_model
+    is_default = not settings.embedding_model and settings.docs and not settings.embeddings and is_fetched(OFFERED)
+    return str(packaged_file(OFFERED)) if is_default else settings.embedding_model
 
 
 ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite of a long context
