@@ -11,7 +11,8 @@ The owners of the cells, where a step computes for A while B and C run:
     after             | A and B | A | new tokens of A | B | C | ...
     next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
 
-The first swap for A clears the pool: all KV is copied first, and then A's KV comes back into the first cells. A run stays
+The first swap for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first
+cells. A run stays
 on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not change: for
 the tree nothing has moved.
 

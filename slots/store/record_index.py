@@ -407,7 +407,8 @@ class RecordIndex(RadixTree[IndexNode]):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of `stored`, with the clock at 0 again. Raises ValueError for any other content. Needs the lock.
+        """Add the records of `stored`, with the clock at 0 again. Raises ValueError if `content` does not come from
+        `stored`. Needs the lock.
 
         The worth of a record beyond the clock is bounded, whatever the file says.
         """
