@@ -201,15 +201,15 @@ class Sleep:
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the model's turn for another model, after `seconds` at most.
+        """End the model's turn for another model, after about `seconds`.
 
-        The turn ends earlier if no request comes for as long as a load takes. Running requests are finished; waiting
-        requests are answered in the next turn.
+        The turn ends earlier if no request comes for as long as a load takes. A turn without a step so far lasts at
+        least that long. Running requests are finished; waiting requests are answered in the next turn.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load a sleeping model for a request that follows at once. The time until sleep starts again."""
+        """Load a sleeping model for a request that follows at once. The time after which the model sleeps is restarted."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
