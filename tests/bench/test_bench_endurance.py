@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_bystanders_of_real_faults_are_not_hurt(tmp_path: Path, capsys: Any, mon
     printed = capsys.readouterr().out
     assert status == 0, printed
     data = json.loads(out.read_text())["data"]
-    assert " steps failed" in printed and " 0 steps failed" not in printed, printed
+    assert any(int(number) for number in re.findall(r"(\d+) steps failed", printed)), printed
     assert "a slot save was answered" in printed and "8 idle conversations reuse" in printed
     assert data["mixed"]["acts"] and data["mixed"]["memory_mib"]
 

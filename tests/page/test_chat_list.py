@@ -100,7 +100,7 @@ def test_a_chat_gets_another_name_in_both_tabs_and_in_the_title(server, open_pag
     page.keyboard.type("About lamps")
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.title === 'About lamps · slotcache'")
-    assert page.evaluate("document.activeElement.ariaLabel") == "Actions for About lamps"
+    page.wait_for_function("() => document.activeElement.ariaLabel === 'Actions for About lamps'")
     other.wait_for_function("() => document.title === 'About lamps · slotcache'")
     ask(other, "And a keeper?")
     page.wait_for_function("() => document.querySelectorAll('.turn').length === 2")

@@ -62,7 +62,7 @@ def test_list_reports_each_model_and_its_kv(files, store, capsys):
     code, out, _ = run(capsys, "list", *flags)
     head, a, b = out.splitlines()
     assert code == 0 and head.split()[:2] == ["model", "architecture"] and a.split()[0] == "a" and b.endswith(str(files[1]))
-    assert listed(capsys, "-m", files[0], "--ctx-size", 96)["a"]["context"] == 96
+    assert listed(capsys, "-m", files[0], "--ctx-size", 512)["a"]["context"] == 512
     assert listed(capsys, "-m", f"x={files[0]}")["x"]["kv_records"] == 0
 
 

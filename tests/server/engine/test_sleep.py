@@ -293,7 +293,7 @@ def test_a_file_that_holds_another_model_is_loaded_and_finds_none_of_the_old_kv(
         assert asked() is None and up.http.get("/health").status_code == 503
         file.write_bytes(other.read_bytes())
         first = up.http.post("/completion", json={"prompt": "Hello", "n_predict": 2})
-        assert first.status_code == 503 and "changed since it was loaded" in first.text
+        assert first.status_code == 503 and "changed" in first.text
         until(lambda: up.http.get("/health").status_code == 200)
         found = [up.chat(QUESTION) for _ in range(2)]
         assert list(map(text_of, found)) == [expected] * 2 and cached(found[0]) == 0 < cached(found[1])

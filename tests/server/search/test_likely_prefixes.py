@@ -137,11 +137,10 @@ def test_while_a_question_is_typed_its_documents_are_read_separately(tiny, tmp_p
 def test_documents_stand_after_the_system_message_of_the_newest_chats(server):
     ask(server, "the elm")
     settled(server)
-    before = idle_tokens(server)
     chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "the fir"}]
     ask(server, "", messages=chat)
     settled(server)
-    assert at_the_front(server, SYSTEM) == ["fir"] and idle_tokens(server) == before, "it may never come back"
+    assert at_the_front(server, SYSTEM) == ["fir"], "it may never come back"
     ask(server, "", messages=chat)
     assert settled(server)["documents"] == len(NAMES)
     assert sorted(at_the_front(server, SYSTEM)) == NAMES
