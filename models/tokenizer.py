@@ -154,7 +154,9 @@ class Tokenizer:
     llama.cpp's.
 
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
-    place. Nothing merges there, and every rule for words starts a word there. So each call of llama.cpp takes some 20 ms.
+    place. Nothing merges there, and every rule for words starts a word there. With these cuts each call of llama.cpp
+    takes some 20 ms.
+
     between: called before each of these calls; an exception from it ends the work.
     """
 

@@ -51,7 +51,7 @@ class Drafter(Protocol):
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
-        """Read at most `most` tokens of an idle slot's history, for its next turn.
+        """Compute up to `most` tokens of an idle slot's history with the draft model, for the slot's next turn.
 
         Return False if none is left, or after an abort. cached: how many first tokens of the history may be read.
         """

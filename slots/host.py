@@ -1,7 +1,8 @@
 """Host memory: copies of KV and of recurrent states by node, within one budget.
 
-A run is saved once (RAGCache, section 5.1, swap-out-only-once): it keeps its copy when it is restored, so its next eviction
-costs nothing. When the budget is full, the copy of the lowest priority is evicted, among those with no copy after them.
+A run is saved only once: its copy stays when the run is restored, so the run's next eviction costs nothing (RAGCache,
+section 5.1, swap-out-only-once). When the budget is full, the copy of the lowest priority is evicted, among
+those with no copy after them.
 """
 
 from __future__ import annotations

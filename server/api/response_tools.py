@@ -1,4 +1,4 @@
-"""Converts tools of OpenAI's Responses to functions of a chat, and calls back.
+"""Converts tools of OpenAI's Responses to functions of a chat, and the model's calls to calls of these tools.
 
 A function in a namespace becomes a function whose name joins both names. A tool with free text becomes a function with
 one text as its argument. A tool that only OpenAI runs is left out with a warning, since an answer can do without it.

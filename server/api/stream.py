@@ -22,7 +22,8 @@ EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a st
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply with which the stream of a request began before its model was loaded; None if there is none."""
+    """Return the reply format of a stream that was started while its model was still loading; None for any other
+    request."""
     return request.scope.get(EARLY)
 
 

@@ -281,14 +281,14 @@ OnEnd = Callable[["Generation", Final], Final]
 class Generation:
     """One answer to a request, as the engine sees it. The scheduler's part of the request is its `Job`.
 
-    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the
-    limit in the request, which may exceed what the context takes; -1: none. scope: the client's name of the cache
-    scope. no_cache_reason: why nothing may be reused; None if reuse is allowed. spells: returns whether ids (int32)
-    spell a text byte for byte; None: the ids of the answer may not be kept. is_whole: the client gets the text only at
-    the end. on_end: called in the event loop after the engine has ended the generation, and before the client can read
-    the end. outlives_client: the generation goes on after its client has disconnected. is_unattended: the client of
-    such a generation has disconnected. abandoned: the client has disconnected, and the engine is about to end the
-    generation. first: the first choice, if this is a further choice of the same prompt.
+    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit
+    in the request, which may exceed what the context takes; -1: none. scope: the client's name of the cache scope.
+    no_cache_reason: why nothing may be reused; None if reuse is allowed. spells: returns whether ids (int32) spell a
+    text byte for byte, as the ids of an answer must if they are kept; None: they are never kept. is_whole: the client
+    gets the text only at the end. on_end: called in the event loop after the engine has ended the generation, and before
+    the client can read the end. outlives_client: the generation goes on after its client has disconnected.
+    is_unattended: the generation goes on, and its client has disconnected. abandoned: the client has disconnected, and
+    the engine is about to end the generation. first: the first choice, if this is a further choice of the same prompt.
     """
 
     id: str
