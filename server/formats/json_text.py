@@ -56,7 +56,7 @@ class Tags:
 class UnreadText:
     """The text of an answer that is not read yet. Text that was read is dropped, except the text since a `mark`.
 
-    ended: no more text will come. is_cut: the answer reached its limit of tokens. num_read: characters read so far. content:
+    ended: no more text will come. is_cut: the answer ended at a limit. num_read: characters read so far. content:
     the places (start and end) of content in the text that was read. waits_at: the place from which the kind of the read text
     is not known yet; None: all kinds are known.
     """

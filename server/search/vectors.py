@@ -271,10 +271,10 @@ def tokens_of(
     """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
 
     given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these.
-    name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay as they are.
-    cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. For two kinds of
-    texts only the first tokens are made: texts whose end will be cut, and texts of more than `MOST_COUNTED` letters that
-    will be refused.
+    name: the name of the field. Only a text that is not mixed with ids gets the special tokens that the model expects around
+    it; ids stay as they are. cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a
+    text. For two kinds of texts only the first tokens are made: texts whose end will be cut, and texts of more than
+    `MOST_COUNTED` letters that will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
