@@ -308,7 +308,7 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. Used on the event loop alone, except for the methods that say otherwise.
+    """An embedding or reranking model. Used on the event loop, except for methods that say otherwise or run "in a thread".
 
     name: the model's name in answers. num_open: requests that wait for the model. max_open: the limit of `num_open`.
     """
