@@ -455,7 +455,7 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # the types of schemas that list values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows; `ANY` if no type is found within `MAX_SCHEMAS` schemas."""
+        """Return the type that a schema allows; `ANY` if a part of it has none, or it has `MAX_SCHEMAS` schemas or more."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # texts outside these lists are allowed
