@@ -51,7 +51,7 @@ INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code: 2 if the command fails, after one line on stderr that says why."""
+    """Run a command and return its exit code. 2: the command cannot be done, and one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)

@@ -77,7 +77,7 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Claude Code. It states the context's size, which Claude Code does not know for a foreign model.
 
     Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
-    tokens would change earlier messages.
+    tokens would change its messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))

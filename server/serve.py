@@ -278,7 +278,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start the loaded parts. If the file of a single model has another model after a sleep, this model is loaded."""
+    """Start the loaded parts. After a sleep, a single model whose file has changed is loaded anew."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():

@@ -57,7 +57,7 @@ class AnswerReader(Protocol):
     def finish(self, is_cut: bool = False) -> list[Fragment]:
         """Return the remaining fragments. Called once, after the last text.
 
-        is_cut: the answer reached its limit of tokens. A call that was cut before its name was complete is dropped.
+        is_cut: the answer ended at a limit. A call that was cut before its name was complete is dropped.
         """
         ...
 

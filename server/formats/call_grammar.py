@@ -130,7 +130,7 @@ class GrammarWriter:
         return f"@{name}"
 
     def _call(self, written: CallNotation, name: str, schema: Mapping[str, object]) -> str:
-        whole = self._schema(schema, schema)  # made in any case, so that families without JSON refuse the same schemas
+        whole = self._schema(schema, schema)  # added in any case, so that families without JSON refuse the same schemas
         holes = {
             "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",

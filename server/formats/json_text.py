@@ -56,7 +56,7 @@ class Tags:
 class UnreadText:
     """The text of an answer that is not read yet. Text that was read is dropped, except the text since a `mark`.
 
-    ended: no more text will come. is_cut: the answer reached its limit of tokens. num_read: characters read so far. content:
+    ended: no more text will come. is_cut: the answer ended at a limit. num_read: characters read so far. content:
     the places (start and end) of content in the text that was read. waits_at: the place from which the kind of the read text
     is not known yet; None: all kinds are known.
     """
@@ -455,7 +455,7 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # the types of schemas that list values, by the id of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows; `ANY` if no type is found within `MAX_SCHEMAS` schemas."""
+        """Return the type that a schema allows; `ANY` if a part of it has none, or it has `MAX_SCHEMAS` schemas or more."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # texts outside these lists are allowed

@@ -464,7 +464,10 @@ class SteppedReader:
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of characters whose kind is known, and the places of content found since the last call."""
+        """Return the number of the answer's characters whose kind is known, and the new places of content.
+
+        New are those found since the last call. The end of the prompt does not count.
+        """
         found, self._text.content = self._text.content, []
         opened = self._num_opened
         return self._text.num_settled - opened, [

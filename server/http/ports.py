@@ -106,7 +106,7 @@ def _why_no_file(file: Path) -> str:
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """Return a socket that listens on a socket file. The file of an earlier server is replaced. Raises OSError.
+    """Return a socket that listens on a socket file. The file of an ended server is replaced. Raises OSError.
 
     backlog: the number of connections that the system queues. Users who may write to the file may connect. The umask decides
     who may write.

@@ -219,7 +219,8 @@ class Turns:
 class PromptThreads:
     """Makes prompts in threads, for the event loop. Small prompts take turns among themselves, and so do large prompts.
 
-    room: bytes of further large requests that may wait, as these take memory. num_open: prompts that are being made or wait.
+    room: bytes of requests that may still come, as a waiting request takes memory; only large requests are refused.
+    num_open: prompts that are being made or wait.
     """
 
     def __init__(self, room: int) -> None:

@@ -90,7 +90,8 @@ class Attachment:
     def read(self, seconds: float) -> None:
         """Read the file in a process of its own. seconds: the most processor time that this may take.
 
-        Raises Unreadable, SlowError after these seconds, sqlite3.Error, EndedError after `stop`.
+        Raises Unreadable, SlowError if it takes longer, or longer than any file of its size may, sqlite3.Error, and
+        EndedError after `stop`.
         """
         with self._lock:
             if self._over.is_set():
@@ -300,8 +301,8 @@ class Attachments:
         """Keep a file for the chats of a scope. The file must have been read.
 
         Raises RequestError when the server shuts down. The file can be searched by words at once, and by vectors once all
-        are computed. If there are too many files, the least recently used file is removed: one of this scope if the scope
-        has too many files, otherwise one of the scope that takes most of the disk.
+        are computed. If there are too many files or they take too much of the disk, the least recently used are removed:
+        first files of this scope, if it has too many, then files of the scope that takes most of the disk.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:

@@ -64,8 +64,8 @@ class _Word(NamedTuple):
 class Sources:
     """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
 
-    questions: the questions of the chat. A quotation needs a word that is in no question, as an answer may repeat the
-    words of a question.
+    questions: the questions of the chat. A quotation needs a word that is neither frequent nor in a question, as an
+    answer may repeat the words of a question.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -249,8 +249,8 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
 class SearchReport:
     """The hits of a chat's search. index: the fields of `index_state`.
 
-    left_out: the number of hits that were dropped because their scores were too low. files: a report of the search in
-    each attached file.
+    left_out: the number of hits that were dropped because their scores were too low. files: the id of each attached file,
+    and the last stage of the search in it.
     """
 
     hits: Sequence[Hit]

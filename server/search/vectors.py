@@ -271,10 +271,10 @@ def tokens_of(
     """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
 
     given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these.
-    name: the name of the field. A plain text gets the special tokens that the model expects around it; ids stay as they are.
-    cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a text. For two kinds of
-    texts only the first tokens are made: texts whose end will be cut, and texts of more than `MOST_COUNTED` letters that
-    will be refused.
+    name: the name of the field. Only a text that is not mixed with ids gets the special tokens that the model expects around
+    it; ids stay as they are. cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a
+    text. For two kinds of texts only the first tokens are made: texts whose end will be cut, and texts of more than
+    `MOST_COUNTED` letters that will be refused.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -308,7 +308,7 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. Used on the event loop alone, except for the methods that say otherwise.
+    """An embedding or reranking model. Used on the event loop, except for methods that say otherwise or run "in a thread".
 
     name: the model's name in answers. num_open: requests that wait for the model. max_open: the limit of `num_open`.
     """
