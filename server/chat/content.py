@@ -49,8 +49,8 @@ Breakpoints = Mapping[int, float]
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
     """Return a chat in this server's form, its breakpoints, and warnings about what the model does not see.
 
-    An unreadable part of the user's last message is refused, since the question may be about it. Elsewhere a line of
-    text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
+    An unreadable part of the last message is refused if that is a user's, since the question may be about it. Elsewhere
+    a line of text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
     takes_documents: a tool result that is a list of documents stays a list.
 
     A breakpoint applies at the end of its message. A breakpoint on a tool applies at the end of the instructions, and a
