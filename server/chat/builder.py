@@ -160,9 +160,9 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning, if the prompt opens it and the answer may have none.
+        """Return the pieces that close the reasoning, if the prompt opens it and the answer must not have any.
 
-        An answer may have no reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
+        An answer must not have reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
         reasoning would also have to fit.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
