@@ -160,9 +160,9 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning, if the prompt opens it and the answer may have none.
+        """Return the pieces that close the reasoning, if the prompt opens it and the answer must not have any.
 
-        An answer may have no reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
+        An answer must not have reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
         reasoning would also have to fit.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
@@ -343,7 +343,7 @@ class PromptBuilder:
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
         """Build the part of the next turn's prompt that is already known: all up to the user's message after `entries`.
 
-        None: the template does not show where this message begins.
+        None: this part cannot be built, or the template does not show where this message begins.
         """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
@@ -573,7 +573,7 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
     """Cut the list of documents out of a response's instructions, and return a report about it.
 
-    Instructions are no message of the request, so `cut` has not seen them.
+    Instructions are no message of the request, so `cut` has not seen them yet.
     """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()

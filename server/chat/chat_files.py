@@ -97,7 +97,7 @@ class ChatFiles:
     ) -> list[tuple[T, float]]:
         """Return the content of the files whose names end with `suffix`, each with the time when it was written.
 
-        max_bytes: the newest files of this total size are loaded, and older files are deleted. decode: decodes the
+        max_bytes: the newest files are loaded up to this total size, and older files are deleted. decode: decodes the
         bytes of a file; raises DamagedFile. name: returns the file name that belongs to a content. Damaged files, and
         copies with another name, are deleted too, with one warning for all of them.
         """

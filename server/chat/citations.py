@@ -34,8 +34,8 @@ LEAST_PART = 4  # digits of an id that is cut: fewer may be a word or a number
 class Citations:
     """The numbers that a client's program gave to documents, by the ids that the model sees.
 
-    trail: a digest of all messages so far; empty if the answer's ids are not restored later. owed: the last characters
-    of a continued answer that the client did not get, because they are a part of an id.
+    trail: a digest of all messages so far, without instructions; empty if the answer's ids are not restored later. owed: the
+    last characters of a continued answer that the client did not get, because they are a part of an id.
     """
 
     number_of: Mapping[str, str]

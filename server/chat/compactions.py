@@ -83,8 +83,8 @@ class Compaction:
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
         """Note an answered chat.
 
-        Return the likely next request, if the client has shortened a history like this before. options: the fields of
-        the request without its messages, as JSON. entries: the messages and the answer.
+        Return the likely next request, if this server asked for the summary, or the client has shortened a history like
+        this before. options: the fields of the request without its messages, as JSON. entries: the messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)

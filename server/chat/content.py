@@ -47,10 +47,10 @@ Breakpoints = Mapping[int, float]
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-    """Return a chat in this server's form, its breakpoints, and warnings about parts that the model does not see.
+    """Return a chat in this server's form, its breakpoints, and warnings about what the model does not see.
 
-    An unreadable part of the user's last message is refused, since the question may be about it. Elsewhere a line of
-    text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
+    An unreadable part of the last message is refused if that is a user's, since the question may be about it. Elsewhere
+    a line of text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
     takes_documents: a tool result that is a list of documents stays a list.
 
     A breakpoint applies at the end of its message. A breakpoint on a tool applies at the end of the instructions, and a
@@ -172,7 +172,10 @@ class _Taken:
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
 
     def _content(self, message: Fields, role: str, at: int) -> Fields:
-        """Return the fields that change for a content that is not text. The new content is a text or parts of text."""
+        """Return the fields that change for a content that is not text: the content, its reasoning and its calls.
+
+        The new content is a text or parts of text.
+        """
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
             if is_question:
@@ -215,7 +218,7 @@ class _Taken:
         return _without_marks(part)
 
     def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
-        """Return the text part that replaces a part; None: nothing does.
+        """Return a list with the text part that replaces a part; empty: nothing does.
 
         Raises RequestError for an unreadable part of the question.
         """

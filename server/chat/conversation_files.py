@@ -232,7 +232,7 @@ class ConversationFiles(ChatFiles):
         self.write(stored.file_name, partial(encode, stored))
 
     def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers and the times of their files. max_bytes: the total size of these files; see `load`."""
+        """Return the newest answers and the times of their files. max_bytes: the most bytes of these files; see `load`."""
         read = partial(decode, vocabulary=vocabulary)
         return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 

@@ -43,8 +43,8 @@ class Conversation:
 
     answers: for each answer's id, the history up to and including the answer. It is empty until the first answer ends,
     and after the store has dropped the conversation. records: the API objects of answers as JSON, by id. head: the
-    answer that a request continues if it names only the conversation. If the head is deleted, the answer before it
-    becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in memory.
+    answer that a request continues if it names only the conversation. If the head is deleted, the answer that
+    it continues becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in memory.
     """
 
     scope: str
@@ -427,8 +427,8 @@ class Conversations:
     def forget_answer(self, scope: str, answer: str) -> bool:
         """Drop an answer. Return whether it was stored.
 
-        Answers that continue the dropped answer keep their whole history. If it was the head, the answer before it becomes
-        the head.
+        Answers that continue the dropped answer keep their whole history. If it was the head, the answer
+        that it continues becomes the head; if there is none, the answer that was the head most recently.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:

@@ -185,8 +185,8 @@ class ChatHistory:
 
     entries: one for each message; the first `num_kept` come from the remembered history. form: how the model's text is
     read. prefilled: the part of the answer that the request brings; it is the last entry. moved: changed instructions,
-    which the prompt shows after the last message. citations: the numbers that the client's program gave to documents;
-    None: there are no numbers. lists: the lists of documents in the request's texts, for the report. shift: as in
+    which the prompt names at the end of the last message. citations: the numbers that the client's program gave to
+    documents; None: there are no numbers. lists: the lists of documents in the request's texts, for the report. shift: as in
     `History`.
     """
 

@@ -184,7 +184,7 @@ class CallPairs:
         """Return a tool's message with the id of the call that it answers.
 
         This is the call whose id the message names, or else the first call that has no result. If the message names a
-        tool, only calls of this tool count.
+        tool, this is the first such call of this tool.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)

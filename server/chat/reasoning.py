@@ -94,7 +94,7 @@ class AskedReasoning:
 
     @property
     def asks(self) -> bool:
-        """Whether the request asks for reasoning or sets anything about it, other than to switch it off."""
+        """Whether the request asks for reasoning, sets its effort, limit or format, or hides it."""
         return bool(self.is_on or self.effort or self.most is not None or self.is_shown is False or self.format)
 
 

@@ -103,7 +103,7 @@ class SamplingOptions(Numeric, frozen=True):
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:
-        """Return how many alternatives are listed for each token; None: the request asks for no logprobs."""
+        """Return how many of the most probable tokens are listed for each token; None: the request asks for no logprobs."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:

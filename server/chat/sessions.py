@@ -126,8 +126,8 @@ class Sessions:
 
     Bounds: if there are too many sessions, the least recently used are dropped. If there are too many bytes, prompts
     and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too many
-    bytes, since a session's next prompt reuses no KV without them. A session that exceeds a bound by itself does not
-    evict other sessions.
+    bytes, since without them a session's next prompt continues no earlier one. A session that exceeds a bound by itself
+    does not evict other sessions.
 
     Stored conversations have names and bounds of their own (see `Conversations`). The token ids of an answer are found
     by its text, in any session of the scope (see `AnswerMemory`).

@@ -46,8 +46,8 @@ class TextTokens:
         """Return the ids (int32). Raises RequestError for a wrong part, or if there are more than `MOST_TEXTS` texts.
 
         where: the name of the field, for the error. special: control tokens in texts count as such. begin: a text at
-        the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens of the prompt. A longer
-        prompt raises RequestError (see `PromptLength`).
+        the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens that the prompt and its
+        answer may have together. RequestError is also raised if the prompt is too long: see `PromptLength`.
         """
         parts = _parts(given, where)
         texts = [part for part in parts if isinstance(part, str)]

@@ -29,7 +29,7 @@ INSTRUCTIONS = ("system", "developer")  # roles that a conversation starts with
 UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
 MOST_PIECES, LONGEST = 8, 1000  # changed pieces of one request's instructions; characters of a piece
 LEAST_SAME = 0.8  # the share of equal text; if it is less, the texts are different instructions
-MOST_UNITS = 200  # pieces between the first and the last difference; the time to compare them grows with their square
+MOST_UNITS = 200  # from the first to the last difference: more are not compared, as the time grows with their square
 MOST_FRONTS, MOST_LINES = 8, 1024  # remembered fronts of a lineage; lines of a front
 OVERHEAD = 512  # bytes of a line without its texts: its key, its objects, the name of its file
 MOST_IN_FILES = 256 << 20  # bytes of all files: 8 times the bound in memory, since each file has names and a checksum
