@@ -307,8 +307,8 @@ def _size(entry: HistoryMessage) -> int:
         size += getsizeof(entry.sampled)
     if entry.shown is None:
         return size + sum(map(getsizeof, entry.keys))
-    earlier = {document.key for document in entry.shown.documents}
-    return size + _set_size(entry.shown) + sum(getsizeof(key) for key in entry.keys if key not in earlier)
+    counted = {document.key for document in entry.shown.documents}
+    return size + _set_size(entry.shown) + sum(getsizeof(key) for key in entry.keys if key not in counted)
 
 
 def _set_size(shown: DocumentSet) -> int:
