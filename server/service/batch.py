@@ -144,7 +144,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    A body with unexpected fields counts as text as a whole.
+    A body of an unexpected form counts as text as a whole.
     """
     try:
         texts = TEXTS.decode(line.body)
