@@ -250,8 +250,7 @@ async def run(
     """Answer all lines that have no answer in `results`.
 
     num_slots: how many requests run at a time. `AHEAD` more requests wait in the queue, which prefers requests that
-    share documents. on_answer: called after each line. A line that the server refuses because it is full is tried
-    again.
+    share documents. on_answer: called after each line. A line whose answer has a status of `BUSY` is tried again.
     """
     left = [line for line in lines if line.key not in results.done]
     ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])
