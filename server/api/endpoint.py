@@ -392,7 +392,7 @@ REPEATED = (
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 Opening = Callable[[Request, Any], ReplyFormat | None]
 """Returns the reply of a request's stream until its model is loaded; None: the answer is not streamed."""
-PATIENCE = 0.25  # seconds: if a first load takes longer, the stream begins before its model is loaded
+PATIENCE = 0.25  # seconds: if a first load neither ends nor fails in it, the stream begins without its model
 
 
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:

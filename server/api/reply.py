@@ -37,7 +37,7 @@ class Probabilities:
     probabilities, not as logarithms. num_prompt: how many of the first tokens belong to the prompt. spelling: returns
     the bytes of a control token in a prompt.
 
-    A character may consist of several tokens. Then the last of these tokens has the whole character as its text, and
+    A character may consist of several tokens. Then the last of these tokens has the whole character in its text, and
     the tokens before it have none. If a stop string begins in a token, the token's text ends before the stop string.
     """
 

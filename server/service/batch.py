@@ -144,7 +144,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    A body with unexpected fields counts as text as a whole.
+    A body of an unexpected form counts as text as a whole.
     """
     try:
         texts = TEXTS.decode(line.body)
@@ -250,8 +250,7 @@ async def run(
     """Answer all lines that have no answer in `results`.
 
     num_slots: how many requests run at a time. `AHEAD` more requests wait in the queue, which prefers requests that
-    share documents. on_answer: called after each line. A line that the server refuses because it is full is tried
-    again.
+    share documents. on_answer: called after each line. A line whose answer has a status of `BUSY` is tried again.
     """
     left = [line for line in lines if line.key not in results.done]
     ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])

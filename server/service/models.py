@@ -388,7 +388,7 @@ class Models:
 
     def _next(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_placed]
-        ready = [entry for entry in self._waiting if not entry.is_placed]  # others must be unloaded first
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # one that ends its turn is unloaded first
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
