@@ -15,7 +15,7 @@ from ..formats.answer import ContentText, Fragment
 from ..http.api_errors import RequestError
 from .reply import seal
 
-TRIGGER = "compaction_trigger"  # a kind of item that is the last one, and asks for a summary of the items before it
+TRIGGER = "compaction_trigger"  # the kind of a last item that asks for a summary of the items before it
 SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # items with a summary; the first is ours
 FREE = ("response_format", "json_schema", "grammar", "lark_grammar", "regex", "stop", "documents", "retrieval")
 """Fields of a chat that a summary ignores."""

@@ -282,9 +282,9 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
     check_by(wish, folder_index)
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
     query, index = query_of(asked, service.settings.docs_top_k), index_state(folder_index)
-    warn(request, unread(index))
     if query is None:
         return with_documents(asked, ()), SearchReport((), index)
+    warn(request, unread(index))
     files: Attachments = request.app.state.app.attachments
     attached: dict[str, Stage] = {}
 

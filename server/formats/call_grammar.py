@@ -34,23 +34,23 @@ class GrammarPart:
 class ParameterTags:
     """The tags around a call's parameters. opens: the tag before a name. key_end: the tag between a name and its value.
 
-    closes: the tag after a value. end: the tag after the last parameter. after_call: other lines that a reader accepts after
-    `closes`.
+    closes: the tag after a value. end: the tag after the last parameter. after_value: other lines that a reader accepts
+    after `closes`.
     """
 
     opens: str
     key_end: str
     closes: str
     end: str
-    after_call: frozenset[str]
+    after_value: frozenset[str]
 
     @classmethod
     def of(cls, written: CallNotation) -> ParameterTags:
         """Return the tags of a notation that has no separator between parameters."""
         before, _, closes = written.parameter.partition("$value")
         opens, _, key_end = before.partition("$key")
-        begin, _, after_call = written.call.partition("$arguments")
-        end, *rest = after_call.split("\n")
+        begin, _, after_arguments = written.call.partition("$arguments")
+        end, *rest = after_arguments.split("\n")
         around = (begin.partition("$name")[0], *rest, written.begin, written.end, *written.after_call)
         lines = frozenset(line for text in around for line in text.split("\n") if line)
         return cls(opens, key_end, closes, end, lines)
@@ -212,7 +212,7 @@ class GrammarWriter:
         """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
-            after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.after_call})))
+            after = "|".join(map(_pattern, sorted({tags.opens, tags.end, *tags.after_value})))
             ended = rf"\n({broken})|{_pattern(closer.strip())}[ \t\r\n]*({after})"
             safe = rf"{ANY} & ~/(.|\n)*({ended})(.|\n)*/"
             if tags.key_end.endswith("\n"):

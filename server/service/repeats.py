@@ -41,7 +41,7 @@ class Repeats:
         """Remember a prompt. Return how many tokens of its prefix an earlier prompt of the client had.
 
         The number is rounded down to a multiple of `STRIDE`. After a client's first repetition it is always 0, since
-        the client is told only once. model: the model's name, since two models never share KV.
+        the client is warned only once. model: the model's name, since two models never share KV.
         """
         if client in self._warned:
             return 0

@@ -316,6 +316,10 @@ def test_an_answer_warns_of_files_that_were_not_read(tiny, tmp_path):
         warning = "retrieval: 1 of 2 files were read when the search began: the answer may lack the others"
         assert answer_of(up, "tides", max_tokens=2)["warnings"] == [warning]
         assert "warnings" not in up.chat("tides"), "no search, no warning"
+        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        calls = {"role": "assistant", "content": None, "tool_calls": [call]}
+        results = [calls, {"role": "tool", "tool_call_id": "a", "content": "Two."}]
+        assert "warnings" not in answer_of(up, "", messages=results, max_tokens=2), "results of tools are no question"
         watcher.state, index.progress = "opening", replace(index.progress, files=0, files_left=0)
         assert answer_of(up, "tides", max_tokens=2)["warnings"] == [warning.replace("1 of 2 files were", "no file was")]
 
