@@ -88,7 +88,7 @@ class DeviceCells:
         self._num_sequences = num_sequences
         self.free_ids = list(range(num_sequences))[::-1]
         self._operations: list[Operation] = []
-        self._num_idled = 0  # ever
+        self.num_idled = 0  # sequences that no request used any more, ever
         self._offer_copy, self._policy, self._recompute_last = offer_copy, policy, recompute_last
 
     def clear(self) -> None:
@@ -241,8 +241,8 @@ class DeviceCells:
         return node in self.idle and not node.in_use and len(node.sequences) == 1
 
     def _keep(self, sequence: Sequence) -> None:
-        self._num_idled += 1
-        sequence.idle_since = self._num_idled
+        self.num_idled += 1
+        sequence.idle_since = self.num_idled
         self.idle[sequence.last_node] = sequence
         self.leaves.offer(sequence.last_node)
 

@@ -575,6 +575,7 @@ class Copies:
         self.num_saved = 0  # tokens, ever
         self.num_restored = 0  # tokens, ever
         self._ahead: deque[tuple[Node, Sequence]] = deque()  # idle runs that had no copy when `save_ahead` last looked
+        self._looked_enough_at = -1  # `device.num_idled` when an eviction did not make room; no new look until it grows
 
     def save_if_free(self, node: Node) -> HostCopy | None:
         """Return a run's copy, or None.
@@ -597,10 +598,11 @@ class Copies:
 
         Prefixes come first, since a run is of no use without the runs before it. Return False when every idle run has a copy
         or host memory is full. Room for a run that no lower tier has is made by evicting copies that a lower tier has. No
-        other copy is evicted.
+        other copy is evicted. If such evictions did not make enough room, the next search waits until another run is idle:
+        it would find the evicted copies' runs, copy them again, and evict them again, without end.
         """
         for looks_again in (False, True):
-            if looks_again:
+            if looks_again and self._looked_enough_at < self._device.num_idled:
                 self._ahead.extend(self._unsaved())
             while self._ahead:
                 node, sequence = self._ahead.popleft()
@@ -642,9 +644,13 @@ class Copies:
         return left <= 0
 
     def _has_room_ahead(self, node: Node) -> bool:
-        if not node.record and self._host.could_hold(len(node.tokens)):  # once for each run, so idle work ends
-            self._host.free_written(len(node.tokens))
-        return self._host.has_room_for(len(node.tokens))
+        num_tokens, num_before = len(node.tokens), self._host.num_bytes
+        if not node.record and self._host.could_hold(num_tokens):
+            self._host.free_written(num_tokens)
+        has_room = self._host.has_room_for(num_tokens)
+        if not has_room and self._host.num_bytes < num_before:
+            self._looked_enough_at = self._device.num_idled
+        return has_room
 
     def save_prefix(self, node: Node | None) -> None:
         """Copy the runs from `node` up to the first one with a copy, while there is room.

@@ -185,6 +185,20 @@ def test_idle_work_ends_where_a_tier_is_too_small(host, most, first):
     assert idle(lab) > 0
 
 
+def test_idle_work_ends_where_a_copy_was_evicted_and_the_next_run_still_does_not_fit():
+    """One run of 8 tokens is written and has room in host memory. The other one of 10 would need more than its place."""
+    lab = Lab(host=12, ends=(), idle=100)
+    assert lab.tree.host.put(replace(record([2] * 4, 0), scope=Scope.shared("u", "@x")))  # no lower tier takes it
+    for number, tokens in enumerate(([3] * 8, [4] * 10)):
+        lab.submit(tokens, number, limit=1)
+        lab.finish()
+        idle(lab)
+    assert lab.remote.num_written == 1 and lab.tree.host.num_tokens == 4, "evicted in vain, and not copied again"
+    lab.submit([1] * 6, 2, limit=1)
+    lab.finish()
+    assert idle(lab) > 0 and lab.tree.host.num_tokens == 4 + 6, "a new idle run is looked at"
+
+
 def test_host_memory_keeps_its_budget_beside_copies_that_no_tier_takes():
     lab, other = Lab(host=100, ends=(), cells=60), Scope.shared("u", "@x")
     for number in range(40):
