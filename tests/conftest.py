@@ -1,5 +1,6 @@
 """Make `slotcache.*` importable from a bare checkout, and share the fixtures that several folders use."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -42,6 +43,29 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 SAME = not os.environ.get("SLOTCACHE_LIVES")
 settings.register_profile("suite", deadline=None, derandomize=SAME, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+GRACE = 60  # seconds that a test has to end after its timeout
+STDERR: list[int] = []  # the stderr of this process: during a test another one stands in for it
+
+
+def pytest_configure() -> None:
+    STDERR.append(os.dup(2))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """End this process with the stacks of all threads if a test outlives its timeout; `--numprocesses` starts another one.
+
+    pytest's timeout is an exception in the main thread. Hypothesis catches it, and a call of C code delays it.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    if seconds:
+        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=STDERR[0])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
