@@ -35,6 +35,8 @@ MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 NOT_SHOWN = "messages: parts that are no text are not shown to the model, a line of text stands for each"
 LEFT_OUT = "messages: parts that cannot be read were left out"
 AS_USER = "messages: roles that are not known count as a user's"
+NO_TIME = "ttl: {} is no time such as 5m or 1h, so it pins nothing"
+LONG_TIME = "ttl: {} is longer than 7d, the longest time of a pin, which counts instead"
 NOT_RUN = "tools: {} left out: this server runs no tools, and the model was told nothing of them"
 ON = "call_{}"  # the id of a call of the old form, by the index of its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
@@ -91,6 +93,7 @@ class _Taken:
         self.unconstrained: list[str] = []
         self.not_shown, self.left_out, self.roles = Counter[str](), Counter[str](), Counter[str]()
         self.is_marked, self.breakpoints = False, dict[int, float]()
+        self._times: dict[str, JsonValue] = {}  # by the text of a warning, the first time that it is about
         self._ttl = (request.prompt_cache_options or {}).get("ttl")
         self._last, self._takes_documents = len(request.messages) - 1, takes_documents
         self._pairs = CallPairs()
@@ -101,6 +104,7 @@ class _Taken:
         said = [f"{text}: {counted(kind)}" for text, kind in kinds if kind]
         if self.unconstrained:
             said.append(UNCONSTRAINED.format(listed(self.unconstrained)))
+        said += [text.format(reprlib.repr(time)) for text, time in self._times.items()]
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
@@ -120,8 +124,11 @@ class _Taken:
 
         Of several times for a message, the longest counts.
         """
-        times = (control.get("ttl") if isinstance(control, dict) else None, self._ttl)
-        self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), *map(seconds_of, times))
+        times = [time for time in (control.get("ttl") if isinstance(control, dict) else None, self._ttl) if time is not None]
+        for time in times:
+            if (seconds := _seconds(time)) is None or seconds > LONGEST_PIN:
+                self._times.setdefault(NO_TIME if seconds is None else LONG_TIME, time)
+        self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), 0.0, *map(seconds_of, times))
 
     def mark_of(self, at: int, marked: Fields) -> None:
         """Note the breakpoints of a part, a message or a tool."""
@@ -242,8 +249,12 @@ def _is_data(part: JsonValue) -> bool:
 
 def seconds_of(ttl: JsonValue) -> float:
     """Return a duration such as 5m in seconds, at most `LONGEST_PIN`; 0 for any other value."""
+    return min(_seconds(ttl) or 0.0, LONGEST_PIN)
+
+
+def _seconds(ttl: JsonValue) -> float | None:
     found = TTL.fullmatch(ttl) if isinstance(ttl, str) else None
-    return min(float(found[1]) * SECONDS[found[2]], LONGEST_PIN) if found else 0.0
+    return float(found[1]) * SECONDS[found[2]] if found else None
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
