@@ -1,6 +1,8 @@
 """Real servers on real ports, in threads of this process."""
 
 import asyncio
+import faulthandler
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from slotcache.server.serve import Server, make_server, run
 from support.on_device import ON_DEVICE, idle_leaves
 from support.ports import free_port
 
-DEADLINE = 300.0  # s: only what never comes about takes as long, also on a busy machine
+DEADLINE = 200.0  # s: only what never comes about takes as long, also on a busy machine
 REST = MIN_ROWS_OF_DEVICE if ON_DEVICE else MIN_ROWS
 """Tokens of each prompt that these servers compute: they run without flash attention."""
 
@@ -130,7 +132,7 @@ def serving(server, host, model, port):
         finally:
             server.should_exit = True
             thread.join(DEADLINE)
-            assert not thread.is_alive()
+            assert not thread.is_alive(), stacks()
 
 
 def until(condition, deadline=DEADLINE):
@@ -138,8 +140,16 @@ def until(condition, deadline=DEADLINE):
     start = time.monotonic()
     while not condition():
         waited = time.monotonic() - start
-        assert waited < deadline, "it never came about"
+        assert waited < deadline, f"it never came about\n{stacks()}"
         time.sleep(min(0.005 + waited / 50, 0.03))
+
+
+def stacks():
+    """What each thread of this process does."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read()
 
 
 @contextmanager
