@@ -1,7 +1,7 @@
 /** The page: which view is shown, and what the reader's acts change. */
 
 import { ApiError, get, setKeyPrompt } from "./api.js";
-import { forget } from "./asking.js";
+import { answeringChats, forget, onAnswering } from "./asking.js";
 import { setFields } from "./chat.js";
 import { ChatView } from "./chatview.js";
 import { askForKey, openSettings } from "./dialogs.js";
@@ -67,7 +67,7 @@ async function showChats() {
   const isLive = document.body.dataset.view === "live";
   document.getElementById("to-chat").href = chatView.address;
   document.title = [isLive ? "Live" : chatView.title, NAME].filter(Boolean).join(" · ");
-  await sidebar.show(await listChats(), isLive ? null : chatView.id);
+  await sidebar.show(await listChats(), isLive ? null : chatView.id, answeringChats());
 }
 
 async function showChange(id) {
@@ -225,6 +225,7 @@ function pressed(event) {
 
 applyTheme();
 onChange(changedElsewhere);
+onAnswering(showChats);
 onCollections(() => chatView.showFolder());
 setKeyPrompt(askForKey);
 document.getElementById("model").before(models.element);

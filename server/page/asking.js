@@ -29,6 +29,7 @@ const EVERY = 1000; // ms between two times that an answer is saved
 
 /** @type {Map<string, Running>} by turn */
 const running = new Map();
+let noteChange = () => {};
 
 addEventListener("pagehide", () => {
   for (const { chat } of running.values()) saveChat(chat, { isPart: true });
@@ -37,6 +38,16 @@ addEventListener("pagehide", () => {
 /** @param {string} turn @returns {boolean} */
 export function isRunning(turn) {
   return running.has(turn);
+}
+
+/** @returns {Set<string>} the chats with an answer on its way, by id */
+export function answeringChats() {
+  return new Set([...running.values()].map(({ chat }) => chat.id));
+}
+
+/** Call a function when an answer begins or ends. @param {() => void} listener */
+export function onAnswering(listener) {
+  noteChange = listener;
 }
 
 /** Let a view show the turn from now on. @param {string} turn @param {View} view */
@@ -129,6 +140,7 @@ async function run(chat, turn, read, ended = () => {}) {
   const { promise: over, resolve: end } = Promise.withResolvers();
   running.set(turn.id, one);
   live.add(turn.id);
+  noteChange();
   navigator.locks?.request(lockOf(turn), () => over);
   const saving = setInterval(() => saveChat(chat, { isPart: true }), EVERY);
   try {
@@ -147,6 +159,7 @@ async function run(chat, turn, read, ended = () => {}) {
   await saveChat(chat);
   live.delete(turn.id);
   end();
+  noteChange();
   await noteSegments(chat, turn);
   one.view?.end();
 }

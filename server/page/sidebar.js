@@ -24,6 +24,7 @@ export class Sidebar {
     this._search = new ChatSearch();
     this._chats = [];
     this._current = null;
+    this._answering = new Set();
     this._opened = ""; // the chat whose acts are shown
     this._field = h("input.search", { type: "search", placeholder: "Search chats", "aria-label": "Search chats", autocomplete: "off",
       oninput: () => this._searchAnew(), onkeydown: (event) => this._pressed(event) });
@@ -42,11 +43,12 @@ export class Sidebar {
     this._search.forget(id);
   }
 
-  /** @param {Head[]} chats  in their order @param {string|null} current */
-  show(chats, current) {
+  /** @param {Head[]} chats  in their order @param {string|null} current @param {Set<string>} answering  chats by id */
+  show(chats, current, answering) {
     if (current) this.changed(current);
     this._chats = chats;
     this._current = current;
+    this._answering = answering;
     return this._draw();
   }
 
@@ -89,7 +91,9 @@ export class Sidebar {
   _row(chat, excerpt) {
     const { id, title, pinned } = chat;
     const isOpen = this._opened === id;
-    const link = h("a", { href: `#/chat/${id}`, "aria-current": id === this._current && "page", data: { key: `${id} link` }, onclick: () => this._actions.close() },
+    const isAnswering = this._answering.has(id);
+    const link = h("a", { href: `#/chat/${id}`, "aria-current": id === this._current && "page", class: isAnswering && "answering",
+      title: isAnswering && "An answer is on its way", data: { key: `${id} link` }, onclick: () => this._actions.close() },
       title, excerpt && h("span.excerpt", {}, excerpt[0], h("mark", {}, excerpt[1]), excerpt[2]));
     const more = button(`Actions for ${title}`, () => this._toggle(id), { drawing: "more", "aria-expanded": String(isOpen), data: { key: `${id} acts` } });
     const row = h("li", { data: { chat: id }, onkeydown: (event) => isOpen && this._close(event, id) }, link, more);

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from server.conftest import blocked
 
 from .conftest import act, ask, ended
 from .test_nothing_lost import second_tab
@@ -88,6 +89,20 @@ def test_an_answer_is_found_as_soon_as_it_is_there(server, open_page):
     page.wait_for_selector(".sidebar h2:has-text('No chat has')")
     ask(page, "What is a zebra?")
     page.wait_for_selector(".sidebar li:has-text('What is a zebra?')")
+
+
+def test_the_list_marks_a_chat_while_its_answer_is_on_its_way(server, open_page):
+    page = open_page(server)
+    ask(page, "What is a lamp?")
+    with blocked(server):
+        page.fill("#question", "And a keeper?")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".sidebar a.answering:text-is('What is a lamp?')")
+        page.keyboard.press("Control+Shift+O")
+        page.wait_for_selector(".welcome")
+        assert page.locator(".answering").get_attribute("title") == "An answer is on its way"
+    page.wait_for_selector(".sidebar:not(:has(.answering))")
+    assert titles(page) == ["What is a lamp?"] and not page.locator(".turn").count()
 
 
 def test_a_chat_gets_another_name_in_both_tabs_and_in_the_title(server, open_page):
