@@ -19,6 +19,7 @@ from .errors import ModelError
 from .hardware import HOST, Device, load_backends, no_devices
 from .heap import return_freed_memory
 from .model_files import KnownFiles, files_of
+from .named_templates import named_template
 from .overrides import AS_TRAINED, MetadataOverride, Override, RopeScaling, as_array, metadata_rows
 from .split import ALL_CARDS, Split
 from .tokenizer import Tokenizer
@@ -458,13 +459,14 @@ class Model:
         """Write as much of a value to `buffer` as fits, and return the value's length; -1: no value has this key."""
         return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
-    @property
+    @cached_property
     def chat_template(self) -> str | None:
-        """The chat template's Jinja source."""
+        """The chat template's Jinja source. The file may hold the name of one of llama.cpp's templates instead."""
         template = llama.llama_model_chat_template(self.handle, None)
-        if not template and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
-            return "mistral-v7-tekken"  # llama.cpp knows it by the vocabulary, which weights that may unload lack
-        return template.decode("utf-8", "replace") if template else None
+        text = template.decode("utf-8", "replace") if template else ""
+        if not text and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
+            text = "mistral-v7-tekken"  # llama.cpp knows it by the vocabulary, which weights that may unload lack
+        return (named_template(text) or text) if text else None
 
     @property
     def num_heads(self) -> int:

@@ -1,5 +1,6 @@
 """The pieces of a conversation against Jinja's own rendering of the same template and messages."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment, Template
+from slotcache.bench import random_models
 from slotcache.models.jinja import TemplateError
 from slotcache.models.marks import TextPiece
+from slotcache.models.model import Model
 from slotcache.models.named_templates import DEFAULT_TEMPLATE
 from slotcache.models.template import ChatTemplate
 from slotcache.models.tokenizer import Spellings
@@ -362,3 +365,22 @@ def test_the_names_that_a_template_reads() -> None:
     known = ["messages", "add_generation_prompt", "tool_calls", "arguments", "enable_thinking", "thinking"]
     assert all(map(template.knows, known))
     assert not any(map(template.knows, ["tools", "reasoning_content", "bos_token", "_slotcache_step", "nothing"]))
+
+
+@pytest.mark.parametrize(("held", "layers", "words", "start"), [
+    ("chatml", 1, "qwen2", "<|im_start|>user\nHello"),
+    ("", 40, "tekken", "[INST]Hello[/INST]"),
+    ("{{ messages[0].content }}", 1, "qwen2", "Hello"),
+])  # fmt: skip
+def test_a_file_may_name_a_template_of_llama_cpp_or_mean_one(held, layers, words, start, tmp_path, monkeypatch):
+    """Mistral Small 2503 has no template in its file: llama.cpp knows the model by its vocabulary and its 40 layers."""
+    monkeypatch.setattr(random_models, "DEFAULT_TEMPLATE", held)
+    monkeypatch.setattr(random_models, "PRE_TOKENIZER", words)
+    shape = replace(random_models.SHAPES["tiny"], layers=layers, width=64, heads=2, kv_heads=1, feed_forward=64)
+    model = Model(random_models.generate(tmp_path / "model.gguf", shape))
+    try:
+        template = ChatTemplate(model.chat_template or "", "", "")
+        text = "".join(piece.text for piece in template.pieces([{"role": "user", "content": "Hello"}]))
+        assert text.startswith(start), text
+    finally:
+        model.close()
