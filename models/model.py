@@ -316,8 +316,7 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """The total width of all heads in all layers with attention. Attention to one cell takes time in proportion to it.
-        """
+        """The total width of all heads in all layers with attention. Attention to a cell takes time in proportion to it."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 

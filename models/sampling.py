@@ -211,7 +211,7 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that this package computes. llama.cpp's versions go through the whole vocabulary, per token or when created."""
+"""The samplers that this package computes. llama.cpp's versions go over the whole vocabulary, per token or when created."""
 
 ALONG = 0.05  # seconds that choosing along a draft may take, while other streams wait
 
@@ -240,7 +240,7 @@ class Sampler:
         self._repetitions = [*self._first, *(step for _, step in self._between)]
         asks = self._most is not None and self._after
         self._sorts = sampling.sorts_all
-        self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # typical_p fails on infinite logits
+        self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # needs finite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
         """Create the steps in the order of the request."""
@@ -389,8 +389,7 @@ class Sampler:
         return forced
 
     def _next_forced(self) -> list[int]:
-        """Return the tokens that the grammar forces, else the tokens that end reasoning. Further forced tokens may follow.
-        """
+        """Return the tokens that the grammar forces, else the tokens that end reasoning. More forced tokens may follow."""
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)
         if not forced and self._clock is not None and self._clock.is_over:
