@@ -175,7 +175,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
     environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # nothing is escaped; Jinja's own filter would make later additions escaped
+    environment.filters["safe"] = str  # nothing is escaped; after Jinja's own filter, texts added later would be
     environment.globals["raise_exception"] = _raise
     return environment
 

@@ -93,8 +93,7 @@ _ID = "trial0000"  # some templates require nine letters and digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find a template's features step by step. Each step keeps the first features with which the template renders correctly.
-    """
+    """Find a template's features step by step. Each step takes the first features with which the template renders well."""
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -154,9 +153,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Return whether a template printed a value with its field names, as Python or JSON, because it does not know such
-    values.
-    """
+    """Return whether a template printed a value as Python or JSON, with field names: it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 
@@ -402,6 +399,5 @@ def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
 
 
 def _untrimmed(shown: str, content: str) -> str:
-    """Return the shown end of a content, with the trailing blanks that the template trims: the answer continues after them.
-    """
+    """Return the shown end of a content with the trailing blanks that the template trims: the answer continues there."""
     return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]
