@@ -115,7 +115,7 @@ def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
 
 
 def _offer(card: Card) -> str:
-    """Return what LLAMA=cuda costs and may gain; "" if CUDA cannot be used."""
+    """Return what a build for CUDA costs and may gain; "" if CUDA cannot be used."""
     build = "cuda" if card.runs_cuda else "cuda12" if card.driver_number >= 550 else ""
     if card.maker != "NVIDIA" or not build:
         return ""

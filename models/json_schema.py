@@ -475,8 +475,9 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Write each value in one way only, as Python does. So no model can write spaces for ever, and the text between two values
-is known in advance."""
+"""Write each value in one way only, as Python does.
+
+So no model can write spaces for ever, and the text between two values is known in advance."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # overrides `x-guidance` in a schema
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
 """An expression for JSON's white space. Rust's class `\s` contains more characters."""
@@ -596,7 +597,7 @@ DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
 # The process in which grammars are tried. It is started at the first use, and again after it has ended.
 
 FROM_OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signal, name)}
-"""Exit codes of a process that another process has killed. No limit of the trial does this, so the grammar is tried again."""
+"""Exit codes of a process that another process has killed. No limit of the trial does this, so the grammar is retried."""
 
 
 class TrialProcess:

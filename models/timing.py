@@ -186,8 +186,7 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the kinds of work, in order. Each returns fields of `Times`, and uses the pool as the kind before left it.
-        """
+        """Return the kinds of work, in order. Each returns fields of `Times`, and takes the pool as the last one left it."""
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
             return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})
@@ -294,8 +293,7 @@ class DeviceTiming(Timing):
         return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
 
     def _fill(self, depth: int) -> int:
-        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow. Return the number of used cells.
-        """
+        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow. Return how many cells it uses."""
         copy, used, began = HostCopy(0, depth), depth, perf_counter()
         self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
