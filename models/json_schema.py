@@ -480,7 +480,7 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 So no model can write spaces for ever, and the text between two values is known in advance."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # overrides `x-guidance` in a schema
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
-"""An expression for JSON's white space. Rust's class `\s` contains more characters."""
+"""An expression for JSON's white space. Rust's class of white space contains more characters."""
 SEPARATORS = {
     "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
     "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),

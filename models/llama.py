@@ -200,9 +200,7 @@ def backends() -> list[Path]:
 
 
 def _needed(backend: Path) -> list[Path]:
-    """Return CUDA's libraries that a backend needs, from pip's packages or the system, since the loader does not find them
-    all.
-    """
+    """Return CUDA's libraries that a backend needs, from pip's packages or the system. The loader does not find them all."""
     with contextlib.suppress(OSError), backend.open("rb") as file:
         if found := CUDA_RUNTIME.search(file.read(HEAD)):
             return cards.runtime(int(found[1]), cards.root_folder())

@@ -181,8 +181,7 @@ class MultiTokenHead(DraftModel):
         self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
 
     def _shorten(self, excess: int) -> None:
-        """Drop this many bytes of states, the longest trails first: a long prompt must not displace the states of other
-        requests.
+        """Drop this many bytes of states, the longest trails first: a long prompt must not displace other requests' states.
         """
         while excess > 0:
             longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
