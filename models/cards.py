@@ -177,7 +177,7 @@ def _in_system(root: Path, name: str) -> Iterator[Path]:
 
 
 def _nvidia(root: Path) -> list[Card]:
-    """Return NVIDIA's cards, as reported by NVIDIA's program, else by the driver's files, else by WSL."""
+    """Return NVIDIA's cards, as reported by a program, else by the driver's files. On WSL, assume one card without these."""
     driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
     try:
         seen = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())

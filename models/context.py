@@ -60,14 +60,13 @@ class ContextSettings:
 class Context:
     """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
 
-    costs: the costs of this model on this device.
     times: the measured times from which `costs` follows; None if nothing was measured.
     unit: the measured time of a token on this CPU, divided by the assumed time; 1 if the CPU was not timed.
     max_rows: the most rows of logits in a step.
     scratch: the sequence through which ranges are saved and restored. The prefix tree has the ids below it.
     twin: with a sliding window, the distance from a sequence's id to the id of a second sequence with the same cells; else
-    0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue there. But it reuses no cell
-    of two sequences.
+    0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue there. But it does not reuse
+    a cell that two sequences have.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -81,8 +80,8 @@ class Context:
         # If results must be exact, the last of several kernels must not get only a few tokens.
         one_kernel = model.window or self.costs.recompute_last > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
-        # llama.cpp allocates a row of logits for each sequence. It aborts the process if a batch or the pool is smaller than
-        # that. So n_ctx and n_batch are raised, and `batch` below limits our steps.
+        # llama.cpp allocates a row of logits for each sequence. It aborts the process if a batch or the pool has fewer
+        # tokens than rows. So n_ctx and n_batch are raised, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
@@ -202,7 +201,7 @@ def _state_function(name: str, result: Any, *arguments: Any) -> Any:
 # version, so an update cannot change the layout unnoticed. A map of another form raises an error.
 
 FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"
-MOST_BUFFERS = 256  # kinds of buffers; a larger count means that the layout is another one
+MOST_BUFFERS = 256  # kinds of buffers; a larger count means another layout of the map
 
 
 @dataclass(frozen=True, slots=True)

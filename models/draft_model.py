@@ -38,7 +38,7 @@ from .timing import MayGoOn
 logger = logging.getLogger("slotcache")
 
 MOST_PADDING = 128  # tokens that one vocabulary may have more than the other, as the padding differs within a family
-FIRST_COMPARED = 5  # as in llama.cpp, since models of a family name the first control tokens differently
+FIRST_COMPARED = 5  # as in llama.cpp: models of a family name the control tokens before this one differently
 FEWEST = 2  # sequences that `Timing` needs besides the scratch sequence
 TRIES = 3  # failures after which a draft model is off for good
 
@@ -82,9 +82,9 @@ class KeptTokens:
     """The draft model's KV for a slot.
 
     tokens: token ids (int32), of which the first `length` ones have KV.
-    known: how many of these are the request's tokens; the rest are drafted.
-    is_refused: the draft model cannot compute the request, because it has a token that only the served model knows, finds no
-    cells, or is too long.
+    known: how many of the first `length` tokens are the request's; the rest are drafted.
+    is_refused: the draft model cannot compute the request. It has a token that only the served model knows, finds no cells,
+    or is too long.
     """
 
     request: int = -1

@@ -122,9 +122,9 @@ def trial_on_card() -> str:
 def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
     """Compute with a small model, save its KV, restore it to another sequence, and compare the next logits.
 
-    rounding: the allowed difference of these logits, as a share of their range; 0 requires equal bits.
+    Return PASSED, or what is wrong. Raises ModelError and RunnerError.
 
-    Raises ModelError and RunnerError.
+    rounding: the allowed difference of the logits, as a share of their range; 0 requires equal bits.
     """
     model = Model(FILE, gpu_layers=gpu_layers)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)

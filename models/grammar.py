@@ -24,7 +24,7 @@ class Tokens:
     """A vocabulary in llguidance's form: each token as the bytes that it adds to a text.
 
     Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined tokens, such as
-    `<think>` in many vocabularies, are text like any other. The model's tokenizer cuts forced texts into tokens.
+    `<think>` in many vocabularies, are like any other text. The model's tokenizer cuts forced texts into tokens.
 
     ends: the ids of the tokens that end an answer.
     texts: a mask with a bit for each token, set for tokens that have bytes in a text or end an answer.

@@ -49,7 +49,7 @@ class Template:
             self._template = environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
-        except Exception as error:  # nesting too deep for Python, a number too long for Python, ...
+        except Exception as error:  # too deep for Python, a number too long for Python, ...
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     def render(self, variables: Mapping[str, object], between: Callable[[], None] | None = None) -> str:
@@ -153,7 +153,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
 
 
 def _names(tree: nodes.Template) -> Iterator[str]:
-    """Yield the names of variables and fields, and all text constants. Some of these are keys, others are no names."""
+    """Yield the names of variables and fields, and all text constants, since keys are among these."""
     for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
         match node:
             case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
@@ -175,7 +175,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
     environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # nothing is escaped; after Jinja's own filter, texts added later would be
+    environment.filters["safe"] = str  # nothing is escaped; Jinja's own filter would cause texts added later to be escaped
     environment.globals["raise_exception"] = _raise
     return environment
 

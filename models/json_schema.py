@@ -171,8 +171,8 @@ LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around
 def soften(schema: object) -> list[str]:
     """Rewrite or remove, in place, the keywords that llguidance does not know. Return the removed keywords.
 
-    Raises GrammarError for a schema that is neither an object nor a boolean. Also raises it if references, or keywords of a
-    strict schema, would be removed.
+    Raises GrammarError for a schema that is neither an object nor a boolean, and if references, or keywords of a strict
+    schema, would be removed.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false")

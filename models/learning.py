@@ -100,7 +100,7 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 
 
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
-    """Return the times of a device, and for the log what later starts do with them; "" if they must not be stored.
+    """Return the times of a device, and what later starts do with them, for the log; "" if they must not be stored.
 
     cuts: the number of earlier starts that ran out of time.
 

@@ -30,7 +30,7 @@ from .trial import command, instructions
 
 logger = logging.getLogger("slotcache")
 PROMPT, STEPS = 512, 16  # tokens of a prompt; steps of one token, of which the fastest counts
-ROUNDS = 3  # over all libraries, since a machine's speed changes; for prefill and decode the fastest round counts
+ROUNDS = 3  # over all libraries, since a machine's speed changes; the fastest prefill and decode count
 PATIENCE = 120  # s for one library in one round, including the trial of a new library
 
 

@@ -80,7 +80,7 @@ def find() -> Library:
 def places() -> Iterator[Library]:
     """Yield the libraries that may exist: first those that the environment names, then those of packages.
 
-    npm's builds for cards come before the packages, if they passed the trial of `slotcache install`.
+    The builds that `slotcache install` chose come before the packages, npm's other builds after them.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
@@ -583,7 +583,7 @@ if not LIBRARY.version:
     LIBRARY = replace(LIBRARY, version=llama_version().decode())
 
 # ---- The layout of the parameters ---------------------------------------------------------------------------------------
-# ctypes checks nothing. If a library of another version has one field more or less, it would read wrong flags.
+# ctypes checks nothing. A library of another version, with one field more or less, would read wrong flags.
 
 DEFAULTS = (
     (

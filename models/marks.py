@@ -18,7 +18,7 @@ _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
 MAX_VALUES = 100_000
-"""The most values in a request's fields besides its contents. Each rendering visits all of them, also in stored messages."""
+"""The most values in a request's fields besides its contents. Each rendering visits every value, also of stored messages."""
 
 DIGITS = 6  # digits of a placeholder's number
 T = TypeVar("T")

@@ -37,7 +37,6 @@ class Weights:
     may_unload: the weights are freed when the last context is closed, and are loaded again for the next context. Such
     weights have no vocabulary of their own, since reading it a second time would be most of a small model's load.
     head: the model's metadata and vocabulary, which always stay in memory.
-    files: the files of the model.
     known: the files of the model and of its adapters, whose content must not change.
     on_load: functions to call after each later load, which create again what was freed with the weights. They may raise
     ModelError.
@@ -383,7 +382,7 @@ class Model:
 
     @property
     def pooling(self) -> str:
-        """How the file says that a text's token vectors are combined into one vector; empty if the file does not say."""
+        """The file's way to combine the vectors of a text's tokens into one vector; empty if the file does not say."""
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 

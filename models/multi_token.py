@@ -5,9 +5,9 @@
     head           token  1    2    3 ... n-1       reads each token with the state of the token before it,
                                            | n      then its own draft with its own state
 
-Like a draft model, the head has separate KV with a sequence for each slot. States come only from computing in the served
-model. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot that the head
-has not read. Its KV then starts after that prefix. This can make its drafts worse, but changes no answer.
+Like a draft model, the head has separate KV with a sequence for each slot. States exist only for tokens that the served
+model has computed. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot
+that the head has not read. Its KV then starts after that prefix. This can make its drafts worse, but changes no answer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Prepend the states of another request, and return True, if its tokens were the same and the trails connect."""
+        """If another request had the same tokens and the two trails connect, prepend its states and return True."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -181,8 +181,7 @@ class MultiTokenHead(DraftModel):
         self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
 
     def _shorten(self, excess: int) -> None:
-        """Drop this many bytes of states, the longest trails first: a long prompt must not displace other requests' states.
-        """
+        """Drop this many bytes of states, the longest trails first: a long prompt must not displace other states."""
         while excess > 0:
             longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
             before = longest.num_bytes

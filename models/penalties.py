@@ -47,7 +47,7 @@ class RecentTokens:
 
 
 class Penalties:
-    """llama-server's `penalties`: lowers the logit of each token that is among the last `repeat_window` tokens."""
+    """llama-server's `penalties`: lowers the logits of the last `repeat_window` tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._history = RecentTokens(sampling.repeat_window)
@@ -158,7 +158,7 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 
 
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return `repeated(tokens)`, computed from its result before the last token was added. The oldest token may be gone."""
+    """Return `repeated(tokens)` from its result before the last token was added. The oldest token may be gone."""
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0
     return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

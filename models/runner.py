@@ -88,7 +88,7 @@ class States:
         self._has_runs = context.model.can_trim
         self._window = context.model.window
         self._num_parts = 2 if self._window and self._has_runs else 1  # attention parts of a state
-        self.rotation: Rotation | str = "its KV cannot be copied by positions"  # a text: why runs cannot be moved
+        self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
         """Learn the layout of runs from a run at position 0. Return whether parts can be cut out of runs."""

@@ -25,7 +25,7 @@ place is empty at the end."""
 
 PARAGRAPH, LINE = "\n\n", "\n"
 _SYSTEM = "[System: ", "]"
-_RESULT = "<tool_response>\n", "\n</tool_response>"  # as in the fallback notation of calls, from the same models
+_RESULT = "<tool_response>\n", "\n</tool_response>"  # from the same models as the fallback notation of calls
 _NO_RESULT = "(no result)"
 _ID = re.compile("[0-9A-Za-z]{9}")
 
@@ -407,14 +407,14 @@ def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools of a trial's renderings: for a trial with calls some tools, else some tools and none."""
+    """Return the tools for each rendering of a trial: some tools if the trial has calls, else some tools and then none."""
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
 
 def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
     """Return whether a template shows all texts of a trial in order. The texts of one answer with calls may have any order.
 
-    A later system message must not change the text before the first message.
+    A system message after the start must not change the text before the first message.
     """
     said, words = _trial(trial, shapes.shows_calls)
     shown = render(shapes.take(said), tools)

@@ -89,7 +89,7 @@ def _text_parts(texts: Sequence[object]) -> list[Shown]:
 # ---- learning ----------------------------------------------------------------------------------------------------------
 
 _QUESTION: Message = {"role": "user", "content": "question"}
-_ID = "trial0000"  # some templates require nine letters and digits
+_ID = "trial0000"  # some templates require nine letters or digits
 
 
 def learn(render: Render) -> TemplateFeatures:

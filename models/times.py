@@ -146,9 +146,9 @@ def _place(subject: Subject) -> Path:
 # at a model's first start. Moves and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too
 # much, so all their work is timed.
 
-MIN_ROWS = 8  # tokens from which on every CPU kernel rounds a token as in any larger batch
+MIN_ROWS = 8  # with so many tokens or more, every CPU kernel rounds a token as in any larger batch
 MIN_ROWS_OF_DEVICE = 9  # likewise for CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
-MIN_ROWS_OF_BOTH = 32  # tokens from which on a card also computes with the CPU's weights (op_offload)
+MIN_ROWS_OF_BOTH = 32  # with so many tokens or more, a card also computes with the CPU's weights (op_offload)
 TILE = 64  # query tokens (GGML_FA_TILE_Q): with fewer, the CPU's flash attention computes token by token, cell by cell
 CELL = 0.83  # ns per token, for each cell that the token sees and each number of the heads' width in all layers
 TILE_CELL = 3.5  # ns per tile of tokens, likewise for each cell that any of its tokens sees
@@ -166,7 +166,7 @@ CPU = Costs(
     restore_share=0.01,  # restoring 200 tokens takes 0.4 ms, computing them 170 ms
     swap_from_tokens=50,  # a token skips an unseen cell in 45 to 100 ns; moving the cell away and back takes 2.4 us
     cells_per_run=50,
-    spill_ns=0.0,  # small compared with skipping the cell for each token, so idle KV is always offloaded
+    spill_ns=0.0,  # idle KV is always offloaded, since skipping its cells costs far more
 )
 """The costs of a CPU before the model is known. `cpu_costs` adds the times that depend on the model, and the tiles."""
 
@@ -296,7 +296,7 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """Return the assumed costs of a model on a CPU, before the model is timed.
 
     Rounding was measured on real weights. Without flash attention, a single token is rounded differently from a token in a
-    large batch. With K-quants, so are the tokens of batches of up to seven; logits of 20 then differ by 1. With flash
+    large batch. With K-quants, this also holds for batches of up to seven tokens; logits of 20 then differ by 1. With flash
     attention, no number of tokens makes reuse exact. So it is enough to compute one token, for its logits.
 
     Tiles: at 1,024 cells, 63 tokens take 550 ms and 64 tokens 91 ms. A tile attends to the cells of all its requests. At

@@ -186,7 +186,7 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the kinds of work, in order. Each returns fields of `Times`, and takes the pool as the last one left it."""
+        """Return the kinds of work, in order. Each returns fields of `Times`, and uses the pool as the last one left it."""
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
             return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})

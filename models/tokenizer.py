@@ -22,8 +22,8 @@ END = ""  # the key of a trie node at which a word ends
 class Spellings:
     """Finds special tokens by their spelling.
 
-    The text is scanned from the left, and the longest spelling at each place is taken. This gives llama.cpp's result except
-    in vocabularies where a spelling may start inside another one that is no longer: `>>A<<` ends with the first `<` of
+    The text is scanned from the left, and the longest spelling at each place is taken. This gives llama.cpp's result, except
+    in vocabularies where a spelling can start inside another one that is not longer: `>>A<<` ends with the first `<` of
     `<|end|>`. In such a vocabulary a place is sure only if no other spelling crosses it.
     """
 
@@ -81,7 +81,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Return whether a word can start inside another word that is no longer, where a scan finds the other word."""
+        """Return whether a word can start inside another word that is not longer, where a scan finds the other word."""
         begins: dict[str, list[str]] = {}
         for word in self.words:
             for length in range(1, len(word)):
@@ -150,13 +150,14 @@ class Tokenizer:
     with the square of the number of unknown characters. So a long text is passed on in slices, which are cut before special
     tokens or unknown characters. Nothing merges across such a cut, so the ids are those of the whole text.
 
-    In many vocabularies a word of many thousand characters ends the process, because of a recursive regular expression. So a
-    stretch without spaces that is longer than `LONGEST_RUN` is always cut, at the end of a word if possible. Only at such a
-    cut can the ids differ from llama.cpp's.
-
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
     place. Nothing merges there, and every rule for words starts a word there. With these cuts each call of llama.cpp takes
     some 20 ms.
+
+    A text without such places is cut elsewhere, if possible at the end of a word. Only there can the ids differ from
+    llama.cpp's. This happens after `MOST_IN_CALL` characters, or after `LONGEST_RUN` characters at a special token that is
+    not sure. In many vocabularies, a word of many thousand characters ends the process, because of a recursive regular
+    expression. There it also happens after `LONGEST_RUN` characters without spaces, or of spaces alone.
 
     between: called before each call of llama.cpp. An exception from it ends the work.
     """
@@ -177,7 +178,7 @@ class Tokenizer:
         kind = llama.llama_vocab_type(vocab)
         is_pieces = kind == llama.LLAMA_VOCAB_TYPE_SPM
         unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
-        # The first of several unknown characters may follow a special token. It then gets a space before it.
+        # The first of several unknown characters may follow a special token, and then gets a space before it.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
         bos = llama.llama_vocab_bos(vocab) if llama.llama_vocab_get_add_bos(vocab) else -1
@@ -218,7 +219,7 @@ class Tokenizer:
     def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
         """Cut tokens (int32) into texts and special tokens, in order.
 
-        Yield each piece, with whether `__call__` puts a space before it. In vocabularies that add a space, `__call__` puts
+        Yield each piece, and whether `__call__` puts a space before it. In vocabularies that add a space, `__call__` puts
         one at the start of a prompt and after special tokens.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
