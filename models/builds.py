@@ -1,4 +1,4 @@
-"""npm's builds of llama.cpp in this environment: their folders, which of them to try, and why others were not taken."""
+"""npm's builds of llama.cpp in this environment: where they are, which ones to try, and why some were rejected."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from .trial import command, failure
 
 logger = logging.getLogger("slotcache")
 FOLDER = Path(os.environ.get("SLOTCACHE_BUILDS") or Path(sys.prefix, "llama.cpp"))
-"""The folder where `make serve` and `slotcache install` put builds. Tests set another folder by SLOTCACHE_BUILDS."""
+"""The folder where `make serve` and `slotcache install` put builds. Tests choose another folder with SLOTCACHE_BUILDS."""
 PACKAGES = {"cpu": "linux-x64", "vulkan": "linux-x64-vulkan", "cuda": "linux-x64-cuda", "cuda12": "linux-x64"}
 BACKEND_OF_CUDA12 = "linux-x64-cuda-ext/bins/linux-x64-cuda/fallback/libggml-cuda.so"
 
-PATIENCE = 300  # s for the trial on a card: kernels are compiled at their first use
+PATIENCE = 300  # s for the trial on a card, where kernels are compiled at their first use
 LOG_EVERY = 15  # s between two lines of the log
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledBuilds:
-    """What `slotcache install` found. asked: its argument. builds: the builds to try before all packages, in order.
+    """The result of `slotcache install`.
 
-    passed_over: why a build was not taken, by the build's name.
+    asked: the argument of the command.
+    builds: the builds to try before all packages, in order.
+    passed_over: the reason why a build was rejected, by the build's name.
     """
 
     asked: str = ""
@@ -41,7 +43,7 @@ class InstalledBuilds:
 
 
 def installed_builds() -> InstalledBuilds:
-    """Return the result of the last installation; without one, every build for cards is tried."""
+    """Return the result of the last installation. If there was none, every build for cards is tried."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         kept = json.loads((FOLDER / "installed.json").read_text())
         passed_over = {str(build): str(reason) for build, reason in kept["passed_over"].items()}
@@ -65,7 +67,7 @@ def library_folder(build: str) -> Path:
 
 
 def finish(build: str) -> None:
-    """Put the backend for CUDA 12, which comes in a separate package, beside the library. Raises OSError."""
+    """Link the backend for CUDA 12, which comes in a separate package, into the library's folder. Raises OSError."""
     link = library_folder(build) / "libggml-cuda.so"
     if build == "cuda12" and not link.exists():
         link.symlink_to(Path("../../..", BACKEND_OF_CUDA12))
@@ -82,14 +84,15 @@ def failure_on_card(build: str, *, again: bool = False) -> str:
 def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Callable[[], bool] = lambda: True) -> str:
     """Return why a library cannot compute on a card of this machine; "" if it passes a trial, now or at an earlier start.
 
-    The result is kept for these cards and drivers, since a trial may take PATIENCE seconds. again, goes_on: as in
-    `trial.failure`.
+    The result is kept for these cards and drivers, since a trial may take PATIENCE seconds.
+
+    again, goes_on: as in `trial.failure`.
     """
     root, folder = cards.root_folder(), library if library.is_dir() else library.parent
     runtimes = [cards.runtime(version, root) for version, _ in cards.RUNTIMES.values()]
     plugin = Path(os.environ.get("GGML_BACKEND_PATH") or os.devnull)
     also = cards.drivers(root), runtimes, stamp(plugin) if plugin.is_file() else None
-    # ggml's own backtrace would follow the reason.
+    # Otherwise ggml would print a backtrace after the reason.
     environment = os.environ | {"SLOTCACHE_LLAMA": str(folder), "GGML_NO_BACKTRACE": "1"}
     return failure(
         library,
@@ -105,7 +108,7 @@ def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Call
 
 
 class TrialProgress:
-    """Called during a trial: returns whether it may go on, and logs from time to time that it still runs."""
+    """Decides, when called during a trial, whether the trial may go on. Logs from time to time that the trial still runs."""
 
     def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
         self._folder, self._goes_on = folder, goes_on

@@ -1,4 +1,4 @@
-"""The arguments of a tool call in a history, always as an object, whatever a model has written or a client changed."""
+"""The arguments of a tool call in a history, always as an object, whatever the model wrote or the client changed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 _TOKEN = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\]]')
 _CUT_ESCAPE = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?")
 _CUT_WORD = re.compile(r'[^\s,:\[\]{}"]+\Z')
-_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # halves of characters: JSON may have one alone, but no text can
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # halves of characters: a lone one is allowed in JSON, but not in a text
 _JSON = json.JSONDecoder(strict=False)
 _CLOSERS = {"{": "}", "[": "]"}
 
 
 def decode_json(text: str) -> Any:
-    """Decode JSON, in which strings may have line breaks. A lone half of a surrogate pair becomes U+FFFD.
+    """Decode JSON, in which strings may contain line breaks. A lone half of a surrogate pair becomes U+FFFD.
 
-    Raises ValueError, RecursionError.
+    Raises ValueError and RecursionError.
     """
     value = _JSON.decode(text)
     if "\\u" not in text or _HALVES.search(text) is None:
@@ -29,8 +29,8 @@ def decode_json(text: str) -> Any:
 def argument_object(arguments: object) -> dict[str, object]:
     """Return the arguments of a call as an object.
 
-    An empty value means no arguments. JSON that was cut short is completed, so that its content stays visible. Any other
-    text or value becomes the single argument `arguments`.
+    An empty value means no arguments. JSON that was cut off is completed, so that its content stays visible. Any other text
+    or value becomes the single argument `arguments`.
     """
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -49,7 +49,7 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object. A text that is one already stays unchanged."""
+    """Return the arguments of a call as the JSON text of an object. A text that already is one stays unchanged."""
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):
@@ -60,7 +60,7 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Complete the JSON text of an object: close the open string and brackets. None: it was not cut short."""
+    """Complete the JSON text of an object: close the open string and brackets. Return None if it was not cut off."""
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:
@@ -68,7 +68,7 @@ def _completed(text: str) -> dict[str, object] | None:
                 closers.append(_CLOSERS[token[0]])
             elif not closers or closers.pop() != token[0]:
                 return None
-        elif not token["end"]:  # the text ends in a string, maybe in an escape
+        elif not token["end"]:  # the text ends inside a string, maybe inside an escape
             text = text[: token.end()] + '"' if _CUT_ESCAPE.fullmatch(text, token.end()) else text
             break
     if not closers:

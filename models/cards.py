@@ -1,7 +1,7 @@
 """The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
 
-`make serve` runs this file before any package is installed, so it imports only the standard library, and no module of this
-package. All files are read below a root folder, which tests set by SLOTCACHE_ROOT.
+`make serve` runs this file before any package is installed. So it imports only the standard library, and no module of this
+package. All files are read below a root folder, which tests set with SLOTCACHE_ROOT.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-BUILDS = {  # npm's builds: the MB to fetch, and the builds to try if this one fails
+BUILDS = {  # npm's builds: the MB to download, and the builds to try if the build fails
     "cpu": (11, ()),
     "vulkan": (24, ("cpu",)),
     "cuda": (143, ("vulkan", "cpu")),
     "cuda12": (188, ("vulkan", "cpu")),
 }
 CARD_BUILDS = ("cuda", "cuda12", "vulkan")
-RUNTIMES = {"cuda": (13, 447), "cuda12": (12, 684)}  # CUDA's version, and the MB of its libraries as packages of pip
+RUNTIMES = {"cuda": (13, 447), "cuda12": (12, 684)}  # CUDA's version, and the MB of its libraries as pip packages
 INSTALL_LOADER = "apt-get install libvulkan1 mesa-vulkan-drivers"
-REMEDIES = {  # by the library that a backend lacks
+REMEDIES = {  # by the library that is missing
     "libcuda.so": "NVIDIA's driver is missing: for containers, docker run --gpus all",
     "libcudart.so.13": "pip install 'slotcache[cuda]'",
     "libcublas.so.13": "pip install 'slotcache[cuda]'",
@@ -37,14 +37,17 @@ NO_DRIVER = (
     "it finds no card: Vulkan's driver comes with mesa-vulkan-drivers for AMD and Intel, and with NVIDIA's driver, "
     "in containers by NVIDIA_DRIVER_CAPABILITIES=all"
 )
-DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # the maker, by Linux's drivers that Vulkan computes with
-PATIENCE = 10  # s for the driver's own program
+DRM = {"amdgpu": "AMD", "i915": "Intel", "xe": "Intel"}  # the maker, by the Linux drivers with which Vulkan computes
+PATIENCE = 10  # s for a program that asks the driver
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """maker: NVIDIA, AMD or Intel. driver: its version or name. capability: that of an NVIDIA card ("8.6"); "" if unknown.
+    """A card and its driver.
 
+    maker: NVIDIA, AMD or Intel.
+    driver: the driver's version or name.
+    capability: the compute capability of an NVIDIA card ("8.6"); "" if unknown.
     barred: why this user cannot use the card; "" if the user can.
     """
 
@@ -69,9 +72,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """The libraries that are installed beside the driver.
+    """The installed libraries, apart from the driver.
 
-    cuda: the versions of CUDA for which both cudart and cuBLAS are there.
+    vulkan: Vulkan's loader is installed.
+    cuda: the versions of CUDA for which both cudart and cuBLAS are installed.
     """
 
     vulkan: bool = False
@@ -80,19 +84,23 @@ class Libraries:
 
 @dataclass(frozen=True, slots=True)
 class BuildChoice:
-    """builds: the builds to try, in order. line: a message for the user, or ""."""
+    """The builds to try.
+
+    builds: the builds in order.
+    line: a message for the user, or "".
+    """
 
     builds: tuple[str, ...]
     line: str = ""
 
 
 def chain(build: str) -> tuple[str, ...]:
-    """Return a build, and the builds to try if it fails."""
+    """Return a build, followed by the builds to try if it fails."""
     return (build, *BUILDS[build][1])
 
 
 def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
-    """Return the builds to try if the user has named none. The result depends on the arguments alone."""
+    """Return the builds to try if the user has not named one. The result depends only on the arguments."""
     usable = [card for card in cards if not card.barred]
     if not usable:
         return BuildChoice(chain("cpu"), "; ".join(f"{card} is not used: {card.barred}" for card in cards))
@@ -107,7 +115,7 @@ def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
 
 
 def _offer(card: Card) -> str:
-    """Return what LLAMA=cuda costs and may gain; "" where CUDA is out of the question."""
+    """Return what a build for CUDA costs and may gain; "" if CUDA cannot be used."""
     build = "cuda" if card.runs_cuda else "cuda12" if card.driver_number >= 550 else ""
     if card.maker != "NVIDIA" or not build:
         return ""
@@ -115,7 +123,7 @@ def _offer(card: Card) -> str:
     return f"{card}: {build} may be faster, and costs {size} MB, with the libraries of CUDA {version} {size + more} MB"
 
 
-# ---- What is there ------------------------------------------------------------------------------------------------------
+# ---- The hardware and libraries of this machine -------------------------------------------------------------------------
 
 
 def root_folder() -> Path:
@@ -128,16 +136,19 @@ def find_cards(root: Path) -> list[Card]:
 
 
 def find_libraries(root: Path, packages: Iterable[str] = sys.path) -> Libraries:
-    """Return the installed libraries. packages: folders with packages of pip."""
+    """Return the installed libraries.
+
+    packages: folders with pip packages.
+    """
     packages = list(packages)
     cuda = frozenset(version for version, _ in RUNTIMES.values() if runtime(version, root, packages))
     return Libraries(vulkan=any(_in_system(root, "libvulkan.so.1")), cuda=cuda)
 
 
 def runtime(version: int, root: Path, packages: Iterable[str] = sys.path) -> list[Path]:
-    """Return the paths of CUDA's libraries of a version, in the order to open them; none if one is missing.
+    """Return the paths of CUDA's libraries of a version, in the order in which to open them; none if one is missing.
 
-    Libraries from pip's packages are preferred, since the loader may not find those of the system.
+    Libraries from pip packages are preferred, since the loader may not find the system's libraries.
     """
     names = (f"libcudart.so.{version}", f"libcublasLt.so.{version}", f"libcublas.so.{version}")
     folders = (f"cu{version}", "cuda_runtime", "cublas")
@@ -157,7 +168,7 @@ FOLDERS = (
 
 
 def _in_system(root: Path, name: str) -> Iterator[Path]:
-    """Yield a library's files in the system's folders."""
+    """Yield the files of a library in the system's folders."""
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if root == Path("/") else ():
         if folder and (path := Path(folder, name)).is_file():
             yield path
@@ -166,14 +177,14 @@ def _in_system(root: Path, name: str) -> Iterator[Path]:
 
 
 def _nvidia(root: Path) -> list[Card]:
-    """Return NVIDIA's cards: from its program, else from its driver, and on WSL."""
+    """Return NVIDIA's cards, as reported by a program, else by the driver's files. On WSL, assume one card without these."""
     driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
     try:
         seen = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())
     except OSError:
         seen = None
     is_container = (root / ".dockerenv").exists() or (root / "run/.containerenv").exists()
-    if not is_wsl and (seen is None or (is_container and not (root / "dev/nvidiactl").exists())):  # the host's alone
+    if not is_wsl and (seen is None or (is_container and not (root / "dev/nvidiactl").exists())):  # only the host has it
         return []
     if rows := [row for line in _asked(root) if len(row := [cell.strip() for cell in line.split(",", 2)]) == 3]:
         return [Card("NVIDIA", name, version or (seen[0] if seen else ""), capability) for capability, version, name in rows]
@@ -209,10 +220,9 @@ for index in range(number.value):
     cuda.cuDeviceGetName(name, 256, device)
     print(*capability, sep=".", end=f", , {name.value.decode()}\\n")
 """
-"""A program that prints the lines of `nvidia-smi`, without the driver's version.
+"""A program that prints the lines of `nvidia-smi` without the driver's version.
 
-It runs in a process that the driver may end.
-"""
+It runs in a separate process, which the driver may crash."""
 
 
 def _asked(root: Path) -> list[str]:
@@ -231,7 +241,7 @@ def _asked(root: Path) -> list[str]:
 
 
 def _drm(root: Path) -> Iterator[Card]:
-    """Yield the cards for which Linux has a node to compute with."""
+    """Yield the cards that have a render node in Linux."""
     for node in sorted(root.glob("dev/dri/renderD*")):
         with suppress(OSError):
             driver = Path(os.readlink(root / "sys/class/drm" / node.name / "device/driver")).name
@@ -241,7 +251,7 @@ def _drm(root: Path) -> Iterator[Card]:
 
 
 def _device_number(root: Path, node: Path) -> str:
-    """Return the maker's number of a node's card; "" if Linux has none."""
+    """Return the maker's device number of a node's card; "" if Linux does not report it."""
     with suppress(OSError):
         return (root / "sys/class/drm" / node.name / "device/device").read_text().strip()
     return ""
@@ -252,7 +262,7 @@ def _is_open(node: Path) -> bool:
     return os.access(node, os.R_OK | os.W_OK)
 
 
-NO_CARD = "SLOTCACHE_NO_CARD"  # a variable: with any value, no card computes
+NO_CARD = "SLOTCACHE_NO_CARD"  # an environment variable: with any value, no card computes
 VISIBLE = (
     *(NO_CARD, "GGML_VK_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     *("ONEAPI_DEVICE_SELECTOR", "VK_ICD_FILENAMES", "VK_DRIVER_FILES", "VK_LOADER_DRIVERS_SELECT"),
@@ -260,7 +270,7 @@ VISIBLE = (
 
 
 def drivers(root: Path) -> tuple[object, ...]:
-    """Return a value that changes with the cards, with their drivers, and with what this user and the environment allow.
+    """Return a value that changes with the cards, their drivers, this user's permissions and the environment.
 
     The call is fast, since it asks no driver.
     """
@@ -277,7 +287,10 @@ def has_builds() -> bool:
 
 
 def main(asked: str = "auto", *packages: str) -> None:
-    """Print the builds to try for `asked`, and to stderr why a card is not used. packages: folders with pip's packages."""
+    """Print the builds to try for `asked`. Print to stderr why a card is not used.
+
+    packages: folders with pip packages.
+    """
     if asked != "auto":
         choice = BuildChoice(chain(asked))
     elif has_builds():

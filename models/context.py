@@ -1,4 +1,4 @@
-"""The llama_context: its parameters, and its memory by device."""
+"""The llama_context: its parameters, and its memory on each device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 FEW_SEQUENCES = 64
 NOT_SHARED = frozenset({"deepseek4"})
 """Architectures whose sequences can only be copied whole (GGML_ASSERT in `llama_kv_cache_dsv4::seq_cp`)."""
-WARM_UP = 4  # tokens of the first batch, however small the steps are
+WARM_UP = 4  # tokens of the first batch, which every context can compute
 CLOSED = llama.llama_context_p(0)
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7}
@@ -29,13 +29,19 @@ CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """num_cells: KV cells in the pool, at least one for each sequence. batch: most tokens of a call.
+    """The settings of a context.
 
-    micro_batch: most tokens of a kernel. flash_attention: on, off or auto. cache_type_k, cache_type_v: number formats of the
-    KV. threads: 0 lets llama.cpp choose. num_sequences: the sequences of the tree and a scratch sequence; with a sliding
-    window, the tree has half of them. rollback: for recurrent layers, the most tokens to cut off a sequence again; llama.cpp
-    keeps as many more states, if it can. gives_states: the last hidden states can be read. is_head: the context is for the
-    model's multi-token head, which reads such a state beside each token.
+    num_cells: KV cells in the pool, at least one for each sequence.
+    batch: the most tokens of one call.
+    micro_batch: the most tokens of one kernel.
+    flash_attention: on, off or auto.
+    cache_type_k, cache_type_v: the number formats of the KV.
+    threads: CPU threads; 0 lets llama.cpp choose.
+    num_sequences: the sequences of the prefix tree and a scratch sequence. With a sliding window, the tree has half of them.
+    rollback: for recurrent layers, the most tokens that can be cut off the end of a sequence. llama.cpp keeps as many more
+    states, if it can.
+    gives_states: the last hidden states can be read.
+    is_head: the context is for the model's multi-token head, which reads a hidden state together with each token.
     """
 
     num_cells: int
@@ -52,14 +58,15 @@ class ContextSettings:
 
 
 class Context:
-    """The pool and the graphs over it. One thread at a time may use it.
+    """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
 
-    costs: the costs of this model on this device. times: the measured times from which the costs follow, if there are
-    any. unit: the time of a token on this CPU, divided by that in the constants of CPUs, if the CPU was timed; else 1.
-    max_rows: most rows of logits in a step. scratch: the sequence through which ranges are saved and restored; the tree
-    has the ids below it. twin: with a sliding window, the offset from a sequence's id to that of a second sequence with
-    the same cells; else 0. llama.cpp would reuse a cell that the window has passed, although a later prompt may continue
-    there. But it reuses no cell that two sequences have.
+    times: the measured times from which `costs` follows; None if nothing was measured.
+    unit: the measured time of a token on this CPU, divided by the assumed time; 1 if the CPU was not timed.
+    max_rows: the most rows of logits in a step.
+    scratch: the sequence through which ranges are saved and restored. The prefix tree has the ids below it.
+    twin: with a sliding window, the distance from a sequence's id to the id of a second sequence with the same cells; else
+    0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue there. But it does not reuse
+    a cell that two sequences have.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -69,23 +76,23 @@ class Context:
         params = llama.llama_context_default_params()
         kernel_size = min(settings.micro_batch, settings.batch)
         self.costs = costs_of(model, flash_attention=settings.flash_attention, kernel_size=kernel_size)
-        # With a window, the last kernel of a batch could reuse cells that its first kernel has just filled.
-        # Where results must be exact, the last of several kernels must not get only a few tokens.
+        # With a window, the last kernel of a batch could reuse cells that the first kernel has just filled.
+        # If results must be exact, the last of several kernels must not get only a few tokens.
         one_kernel = model.window or self.costs.recompute_last > 1
         batch = min(settings.batch, settings.micro_batch) if one_kernel else settings.batch
-        # llama.cpp allocates a row of logits for each sequence, and aborts the process if a batch or the pool is smaller.
-        # So n_ctx and n_batch are raised, and `batch` below limits our steps.
+        # llama.cpp allocates a row of logits for each sequence. It aborts the process if a batch or the pool has fewer
+        # tokens than rows. So n_ctx and n_batch are raised, and `batch` below limits our steps.
         params.n_ctx = max(settings.num_cells, settings.num_sequences)
         params.n_batch = max(batch, self.costs.tile, settings.num_sequences, WARM_UP)
         params.n_ubatch = min(settings.micro_batch, batch)
-        # A step asks for a row of logits a sequence, or, with drafts, for a few a sequence.
+        # A step asks for one row of logits per sequence or, with drafts, for a few rows per sequence.
         params.n_seq_max = params.n_outputs_max = self.max_rows = settings.num_sequences
         params.kv_unified = True
-        params.swa_full = True  # so that tokens that the window has passed still have cells
+        params.swa_full = True  # tokens that the window has passed keep their cells
         params.flash_attn_type = FLASH_ATTENTION[settings.flash_attention]
         params.type_k = CACHE_TYPES[settings.cache_type_k]
         params.type_v = CACHE_TYPES[settings.cache_type_v]
-        # llama.cpp also aborts the process unless a kernel computes more than the last token and the rollback after it.
+        # llama.cpp also aborts the process unless a kernel computes at least two tokens more than the rollback.
         params.n_rs_seq = max(min(settings.rollback, params.n_ubatch - 2), 0)
         params.ctx_type = int(settings.is_head)  # LLAMA_CONTEXT_TYPE_MTP
         model.rope_scaling.apply(params)
@@ -102,10 +109,10 @@ class Context:
         self.num_cells: int = llama.llama_n_ctx(self.handle)
         self.batch: int = min(batch, llama.llama_n_batch(self.handle))
         self.rollback: float = math.inf if model.can_trim else llama.llama_n_rs_seq(self.handle)
-        """The most tokens that can be cut off a sequence."""
+        """The most tokens that can be cut off the end of a sequence."""
 
     def open(self) -> None:
-        """Allocate an empty pool, and load the weights if they are unloaded. Raises ModelError."""
+        """Allocate an empty pool. Load the weights if they are unloaded. Raises ModelError."""
         handle = open_context(self.model, self._params)
         try:
             if self.settings.gives_states:
@@ -131,7 +138,7 @@ class Context:
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
-        """Free the memory until `open`. The weights are freed, too, unless another context uses them."""
+        """Free the memory until `open`. The weights are freed, too, if they may unload and no other context uses them."""
         self.close()
         self.model.weights.exit()
 
@@ -142,21 +149,22 @@ class Context:
 
 
 def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
-    """Return how many ids a server needs: two for each slot (one of them ahead), and more for idle KV on the device.
+    """Return how many sequence ids a server needs: two for each slot, one of them for prefill ahead, and more for idle KV.
 
-    Each id takes memory for a row of logits, and each step passes over all pairs of ids. moves_idle: idle KV can move to
-    host memory.
+    Each id takes memory for a row of logits, and each step iterates over all pairs of ids.
+
+    moves_idle: idle KV can move to host memory.
     """
     least = 2 * slots + 2
     if not model.can_trim:
         return least
     if not moves_idle:
         return MAX_SEQUENCES
-    return min((2 if model.window else 1) * max(FEW_SEQUENCES, least), MAX_SEQUENCES)  # with twins, or without
+    return min((2 if model.window else 1) * max(FEW_SEQUENCES, least), MAX_SEQUENCES)  # with or without twins
 
 
 def open_context(model: Model, params: llama.llama_context_params) -> llama.llama_context_p:
-    """Make a llama.cpp context, and count it as one that needs the weights in memory. Raises ModelError."""
+    """Create a llama.cpp context, and count it as one that needs the weights in memory. Raises ModelError."""
     model.weights.enter()
     handle = llama.llama_init_from_model(model.handle, params)
     if not handle:
@@ -167,14 +175,15 @@ def open_context(model: Model, params: llama.llama_context_params) -> llama.llam
 
 # ---- The last hidden states, which a multi-token head reads. ------------------------------------------------------------
 #
-# llama-server reads them with functions of llama.cpp's C++ header, which each build exports. They take plain values.
+# llama-server reads them with functions of llama.cpp's C++ header. Each build exports these functions, and their arguments
+# are plain values.
 
-GIVE_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"  # (context, whether, only those of rows with logits)
+GIVE_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"  # (context, on or off, only for rows with logits)
 STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
 
 
 def _state_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function for hidden states. Raises ModelError."""
+    """Return a function for hidden states. Raises ModelError if this build lacks it."""
     function = getattr(llama.library, name, None)
     if function is None:
         raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it tells no hidden states: --spec-type none")
@@ -182,22 +191,26 @@ def _state_function(name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
-# ---- The memory that a context takes on each device, by llama.cpp's own count. ------------------------------------------
+# ---- The memory that a context takes on each device, as llama.cpp counts it. --------------------------------------------
 #
-# Only one source is complete: a C++ function of libllama that llama-server's `--fit` asks, too. The log counts no weights
-# unless they are loaded, and no public function counts anything. Weights could be counted from the file, yet the place of
-# each tensor is llama.cpp's choice: it depends on the device, the layer, and the operations that a backend has.
+# Only one source is complete: a C++ function of libllama that llama-server's `--fit` also calls. The log reports weights
+# only once they are loaded, and no public function reports memory. Weights could be counted from the file, but llama.cpp
+# chooses the place of each tensor by the device, the layer, and the operations of a backend.
 #
 # The function returns a `std::map`, which is read here in the layout of GNU's library. llama-cpp-python is pinned to one
-# version, so no update can bring another layout unseen; a map that looks otherwise is an error and not a wrong number.
+# version, so an update cannot change the layout unnoticed. A map of another form raises an error.
 
 FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"
-MOST_BUFFERS = 256  # kinds of buffers; a larger count means another layout
+MOST_BUFFERS = 256  # kinds of buffers; a larger count means another layout of the map
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes on one device. kv: the KV and recurrent states. compute: the buffer of the graphs."""
+    """The memory in use on one device, in bytes.
+
+    kv: the KV and recurrent states.
+    compute: the buffer of the graphs.
+    """
 
     device: str
     weights: int
@@ -236,13 +249,13 @@ class _Node(ctypes.Structure):
 def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
     """Return the memory that a context uses on each device. Raises NotCounted if this build of llama.cpp does not report it.
 
-    The logits of a step, a row for each sequence, are added here: llama.cpp does not count them.
+    llama.cpp does not count the logits of a step, one row for each sequence, so they are added here.
     """
     function = getattr(llama.library, FUNCTION, None)
     if function is None:
         raise NotCounted("this build of llama.cpp does not tell what memory it takes: --fit has no effect")
     function.restype, function.argtypes = _Map, [ctypes.c_void_p]
-    found = function(context)  # its few nodes stay allocated: only C++ can free them
+    found = function(context)  # the few nodes of the map leak: only C++ can free them
     if found.count > MOST_BUFFERS or bool(found.root) != bool(found.count):
         raise NotCounted("this build of llama.cpp tells the memory that it takes in an unknown way: --fit has no effect")
     uses = {HOST: Use(HOST, 0, 0, _logit_bytes(context))}
@@ -257,9 +270,11 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """A device's part of a loaded model, without a draft model. device: the device, with its free memory after the load.
+    """A device's part of a loaded model, without a draft model.
 
-    layers: their number, with the output as one of them. layers, use: None if this build of llama.cpp does not report them.
+    device: the device, with its free memory after the load.
+    layers: the number of layers on the device, where the output counts as one; None if llama.cpp does not report it.
+    use: the memory in use; None if llama.cpp does not report it.
     """
 
     device: Device
@@ -268,9 +283,9 @@ class DevicePart:
 
 
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
-    """Return the parts of the devices that have one, GPUs first, and the part of the CPU.
+    """Return the parts of the devices that have one, GPUs first, and then the part of the CPU.
 
-    This asks the devices for their memory. A device in another process must not compute at that time.
+    This queries the memory of the devices. A device in another process must not compute meanwhile.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):
@@ -305,7 +320,7 @@ def _nodes(address: int | None) -> Iterator[_Node]:
 
 
 def _device_of(buffer_type: int) -> str:
-    """Return the name of the device that a buffer's memory belongs to. Memory that a device shares is the host's."""
+    """Return the name of the device that a buffer's memory belongs to: the CPU, if the device shares the host's memory."""
     kind = llama.ggml_backend_buffer_type_t(buffer_type)
     device = llama.ggml_backend_buft_get_device(kind)
     return HOST if llama.ggml_backend_buft_is_host(kind) or not device else llama.ggml_backend_dev_name(device).decode()

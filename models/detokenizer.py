@@ -1,4 +1,4 @@
-"""The text of generated tokens: UTF-8, stop strings, marks of reasoning."""
+"""The text of generated tokens: UTF-8, stop strings, reasoning tags."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ class ContentParts(Protocol):
     num_unsettled: int
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text, and return the parts that it settles."""
+        """Add text, and return the parts that are now complete."""
         ...
 
     def finish(self, is_cut: bool) -> list[tuple[str, bool]]:
-        """Return the last parts. is_cut: the answer ended at its limit."""
+        """Return the last parts.
+
+        is_cut: the answer ended at its limit.
+        """
         ...
 
 
 class TextStream:
     """Turns one answer's tokens into text as they come.
 
-    Together, the results of all calls of `push` and of `finish` are the answer decoded as UTF-8, with U+FFFD for invalid
-    bytes. The text ends before the stop string that starts first (of several at one place, before the shortest). It does not
-    depend on how bytes are split over tokens. stop: stop strings; empty ones are ignored. piece: returns a token's bytes.
-    parts: cuts the text into parts, if stop strings count in some parts only. No stop string reaches over two parts.
+    The results of all calls of `push` and of `finish`, joined, are the answer decoded as UTF-8, with U+FFFD for invalid
+    bytes. The text does not depend on how tokens split its bytes. It ends before the first stop string; if several start at
+    one place, the shortest counts.
+
+    stop: stop strings; empty ones are ignored.
+    piece: returns a token's bytes.
+    parts: cuts the text into parts, if stop strings count in some parts only. No stop string extends over two parts.
     """
 
     __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")
@@ -42,13 +48,13 @@ class TextStream:
         self._stop = tuple(dict.fromkeys(word for word in stop if word))
         self._piece = piece
         self._decoder = getincrementaldecoder("utf-8")("replace")
-        # Never longer than the longest stop string: the cost of a push depends on this, not on the answer's length.
+        # Never longer than the longest stop string, so the cost of a push does not depend on the answer's length.
         self._unsettled = ""
         self._partial = [PartialWords(word) for word in self._stop]
         self._parts = parts if self._stop else None
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that it settles; empty after a stop string."""
+        """Add a token, and return the text that is now certain to be shown; empty after a stop string."""
         text = self._decoder.decode(self._piece(token))
         return self._settle(text, final=False) if self._parts is None else self._settle_parts(self._parts.push(text))
 
@@ -65,7 +71,7 @@ class TextStream:
 
     @property
     def num_unsettled(self) -> int:
-        """The number of characters that are known and not returned yet."""
+        """The number of known characters that have not been returned yet."""
         return len(self._unsettled) + (self._parts.num_unsettled if self._parts else 0)
 
     def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
@@ -87,7 +93,7 @@ class TextStream:
         settled_end = len(self._unsettled) if final else self._first_unfinished()
         found = self._first_stop()
         if found is not None and found[0] <= settled_end:
-            # A stop string that may still turn out to start earlier goes first, so this one may have to wait.
+            # Another stop string that starts earlier may still become whole. Then this one has to wait.
             start, self.stopped = found
             settled, self._unsettled = self._unsettled[:start], ""
         else:
@@ -95,26 +101,28 @@ class TextStream:
         return settled
 
     def _first_stop(self) -> tuple[int, str] | None:
-        """Return the start of the earliest whole stop string, and the string."""
+        """Return the start of the earliest whole stop string, and the string; None if there is none."""
         found = ((self._unsettled.find(word), word) for word in self._stop)
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
-        """Return the start of the earliest stop string that may still become whole; without one, the end of the text."""
+        """Return the start of the earliest stop string that may still become whole; the end of the text if there is none."""
         return len(self._unsettled) - max((partial.length for partial in self._partial), default=0)
 
 
 class PartialWords:
-    """Finds the longest incomplete start of a word with which a text ends. length: its number of characters.
+    """Finds the longest incomplete prefix of a word with which a text ends.
 
-    The algorithm is that of Knuth, Morris and Pratt: the time for a character does not depend on the length of the word.
+    length: the number of characters of this prefix.
+
+    The algorithm is by Knuth, Morris and Pratt: the time per character does not depend on the length of the word.
     """
 
     __slots__ = ("_borders", "_word", "length")
 
     def __init__(self, word: str) -> None:
         self._word, self.length = word, 0
-        # For each prefix of the word, the length of its longest border; computed as far as needed.
+        # The length of the longest border of each prefix of the word, computed as far as needed.
         self._borders = [0, 0]
 
     def push(self, text: str) -> None:
@@ -131,17 +139,20 @@ class PartialWords:
         return length + (self._word[length] == character)
 
 
-# ---- Reasoning of a bounded length: at the limit the sampler chooses the tokens that end it. ----------------------------
+# ---- Reasoning of limited length: at the limit the sampler chooses the tokens that end reasoning. -----------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ReasoningLimit:
     """The limit of reasoning in one answer.
 
-    most: most tokens of all reasoning together. start, end: the tags around reasoning, as bytes. calls: the tags of calls,
-    if they end reasoning, too. is_open: the prompt ends inside reasoning. anywhere: reasoning may follow content; else it
-    can only come first, and later tags are content. closing: the ids of the tokens that end reasoning: a message, if there
-    is one, and the tag. piece: returns the bytes of a token in the answer.
+    most: the most tokens of all reasoning together.
+    start, end: the tags around reasoning, as bytes.
+    calls: the tags of tool calls, if these tags also end reasoning.
+    is_open: the prompt ends inside reasoning.
+    anywhere: reasoning may follow content. Otherwise it can only come first, and later tags are content.
+    closing: the ids of the tokens that end reasoning: the tokens of a message, if there is one, and of the end tag.
+    piece: returns the bytes of a token in the answer.
     """
 
     most: int
@@ -155,14 +166,17 @@ class ReasoningLimit:
 
 
 class ReasoningClock:
-    """Counts the tokens of an answer's reasoning. closing: the ids with which the answer goes on once `is_over`."""
+    """Counts the tokens of an answer's reasoning.
+
+    closing: the ids with which the answer continues once `is_over`.
+    """
 
     def __init__(self, limit: ReasoningLimit) -> None:
         self._limit, self._thinks, self._count = limit, limit.is_open, 0
         self.closing = limit.closing
         self._ends, self._may_begin = (limit.end, *limit.calls), True
         self._longest = max(map(len, (limit.start, *self._ends)))
-        self._tail = b""  # the text after the last tag, where the next tag may have started
+        self._tail = b""  # the newest text after the last tag, in which the next tag may have started
         self._characters = getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> None:
@@ -193,9 +207,10 @@ class ReasoningClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether reasoning must end here.
+        """Whether reasoning must end now.
 
-        Reasoning goes on for a few more tokens inside a character, and where the model is about to end it itself.
+        For a few tokens beyond the limit, reasoning may finish an incomplete character or an end tag that the model has
+        begun.
         """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:

@@ -1,11 +1,11 @@
-"""A draft model: a small model of the same vocabulary, which proposes the tokens that the served model may choose next.
+"""A draft model: a small model with the same vocabulary, which proposes the next tokens of the served model's answers.
 
     slot 0   tokens of its request ........ last | drafted, drafted
     slot 1   tokens of its request .... last | drafted
              KV of the draft model             KV that stays as far as the tokens were accepted
 
-The draft model has a separate context with one sequence for each slot, since so small a model reads a prefix fast. The
-served model checks each drafted token, so nothing here can change an answer.
+The draft model has a separate context with one sequence for each slot, because such a small model computes a prefix fast.
+The served model checks each drafted token, so this module cannot change an answer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .timing import MayGoOn
 
 logger = logging.getLogger("slotcache")
 
-MOST_PADDING = 128  # tokens that one vocabulary may have more than the other: one family has different padding
-FIRST_COMPARED = 5  # as in llama.cpp: members of a family name the first control tokens differently
-FEWEST = 2  # sequences that `Timing` computes with, beside the scratch sequence
-TRIES = 3  # failures until a draft model is off for good
+MOST_PADDING = 128  # tokens that one vocabulary may have more than the other, as the padding differs within a family
+FIRST_COMPARED = 5  # as in llama.cpp: models of a family name the control tokens before this one differently
+FEWEST = 2  # sequences that `Timing` needs besides the scratch sequence
+TRIES = 3  # failures after which a draft model is off for good
 
 
 def check_vocabulary(draft: Model, model: Model) -> None:
@@ -60,7 +60,10 @@ def check_vocabulary(draft: Model, model: Model) -> None:
 
 
 class Best(Sampler):
-    """Chooses the most probable token, and keeps its probability. num_vocab: how many tokens both models have."""
+    """Chooses the most probable token, and keeps its probability.
+
+    num_vocab: the number of tokens that both models have.
+    """
 
     def __init__(self, model: Model, num_vocab: int) -> None:
         super().__init__(model, GREEDY)
@@ -76,10 +79,12 @@ class Best(Sampler):
 
 @dataclass(slots=True, eq=False)
 class KeptTokens:
-    """The draft model's KV for a slot. tokens (int32): the first `length` ones have KV.
+    """The draft model's KV for a slot.
 
-    known: how many of these are the request's; the others are drafted. is_refused: the draft model cannot read the request,
-    which has a token that only the served model knows, finds no cells, or is too long.
+    tokens: token ids (int32), of which the first `length` ones have KV.
+    known: how many of the first `length` tokens are the request's; the rest are drafted.
+    is_refused: the draft model cannot compute the request. It has a token that only the served model knows, finds no cells,
+    or is too long.
     """
 
     request: int = -1
@@ -87,11 +92,11 @@ class KeptTokens:
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     length: int = 0
     known: int = 0
-    used: int = 0  # a count: the last use
+    used: int = 0  # the number of the last use
     is_refused: bool = False
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Note computed tokens."""
+        """Add computed tokens."""
         stop = self.length + len(tokens)
         if stop > len(self.tokens):
             grown = np.empty(max(2 * len(self.tokens), stop, 1024), np.int32)
@@ -102,10 +107,12 @@ class KeptTokens:
 
 
 class DraftModel:
-    """A `Drafter` that runs on llama.cpp. Except for `open`, it belongs to the engine's thread.
+    """A `Drafter` that runs on llama.cpp. Except for `open`, only the engine's thread may call it.
 
-    why_off: the reason, while the model `is_off`. served: the model for which this one drafts. beside: the interrupt of the
-    served model's runner; it aborts background steps there, and the reading of pieces here.
+    why_off: the reason, while the model `is_off`.
+    served: the model for which this model drafts.
+    beside: the interrupt of the served model's runner. It aborts background steps of that runner, and background reading by
+    this model.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
@@ -114,7 +121,7 @@ class DraftModel:
         self.num_tokens = self.num_passes = self.num_failures = 0
         self.is_off, self.why_off = False, ""
         self._num_vocab = min(context.model.num_vocab, served.num_vocab)
-        # With learnt embeddings of positions, llama.cpp ends the process at a position beyond them.
+        # If the position embeddings are learned, llama.cpp ends the process at a position beyond them.
         self._longest = context.model.context_train or context.num_cells
         self._is_end = served.is_end
         self._runner = Runner(context)
@@ -172,7 +179,7 @@ class DraftModel:
         for sampler in self._samplers.values():
             sampler.close()
 
-    # ---- what the scheduler asks -----------------------------------------------------------------------------------
+    # ---- called by the scheduler -----------------------------------------------------------------------------------
 
     def lacking(self, job: Job) -> int:
         """See `Drafter`."""
@@ -243,7 +250,7 @@ class DraftModel:
         """Return the KV of a running job's slot, cut to the job's tokens without the last one."""
         kept, last = self._kept[job.slot], job.num_tokens - 1
         if kept.request != job.request.id:
-            # No more than the cache had of the prompt, so that no draft reveals KV that was dropped there.
+            # No more tokens than the request found in the cache, so that no draft reveals KV that the cache has dropped.
             most = min(job.reuse.cached, last)
             self._begin(job.slot, job.request.id, job.request.index_scope, ids_of(job.tokens[:last]), most)
         else:
@@ -256,7 +263,7 @@ class DraftModel:
         return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request, with the longest prefix of its tokens that a slot of its scope has."""
+        """Give a slot to another request, with the longest prefix of its tokens for which a slot of its scope has KV."""
         kept, tokens = self._kept[slot], tokens[:most]
         same = [self._common(one, scope, tokens) for one in self._kept]
         source = max(range(len(same)), key=lambda one: (same[one], one == slot))
@@ -269,10 +276,10 @@ class DraftModel:
         kept.request, kept.scope, kept.known, kept.is_refused = request, scope, kept.length, False
 
     def _common(self, kept: KeptTokens, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many of these tokens a slot's KV has, if it can be continued after them; else 0."""
+        """Return how many of these tokens a slot's KV has; 0 if it cannot be continued after them."""
         same = common_prefix(kept.tokens[: kept.length], tokens) if kept.scope == scope else 0
         window = self.context.model.window
-        return same if not window or kept.length - same < min(window, self.batch) else 0  # else cells may be gone
+        return same if not window or kept.length - same < min(window, self.batch) else 0  # farther back, cells may be gone
 
     def _keep(self, slot: int, length: int) -> None:
         """Free the KV of a slot after its first `length` tokens."""
@@ -284,7 +291,7 @@ class DraftModel:
     # ---- computing -------------------------------------------------------------------------------------------------
 
     def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
-        """Compute tokens of a slot without logits. False: a new request has aborted it, or it failed."""
+        """Compute tokens of a slot without logits. Return False if a new request aborted this, or if it failed."""
         span = Span(slot, slot, kept.length, tokens, logits=False)
         try:
             self._run((span,), background=True)
@@ -296,14 +303,17 @@ class DraftModel:
         return True
 
     def _pass(self, feeds: dict[int, np.ndarray]) -> dict[int, tuple[int, float]]:
-        """Compute these tokens of slots; return the best next token of each slot, with its probability."""
+        """Compute these tokens of slots. Return the best next token of each slot, with its probability."""
         spans = tuple(Span(slot, slot, self._kept[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
         self.num_passes += 1
         return {slot: (token, self._samplers[slot].confidence) for slot, token in zip(feeds, tokens, strict=True)}
 
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
-        """Compute spans, and note their tokens. Raises NoRoom, Interrupted and RunnerError; no span is computed then."""
+        """Compute spans, and add their tokens to the slots.
+
+        Raises NoRoom, Interrupted and RunnerError. No span is computed then.
+        """
         for span in spans:
             if int(span.tokens.max()) >= self.context.model.num_vocab or span.stop > self._longest:
                 raise self._refuse(span.sequence)
@@ -322,10 +332,10 @@ class DraftModel:
         return sampled
 
     def _evict(self, needed: set[int], background: bool) -> bool:
-        """Free the KV of the least recently used slot that this pass does not need.
+        """Free the KV of the least recently used slot that this pass does not need. Return whether there is one.
 
-        background: only of a slot that was used before those of this pass: two idle slots would else evict each other for
-        ever.
+        background: free only the KV of a slot that was used before the slots of this pass. Otherwise two idle slots could
+        evict each other for ever.
         """
         latest = max(self._kept[slot].used for slot in needed) if background else math.inf
         others = [slot for slot, kept in enumerate(self._kept) if kept.length and slot not in needed and kept.used < latest]
@@ -334,13 +344,13 @@ class DraftModel:
         return bool(others)
 
     def _refuse(self, slot: int) -> NoRoom:
-        """Draft no more for the request of a slot; return the error."""
+        """Stop drafting for the request of a slot. Return the error."""
         self._keep(slot, 0)
         self._kept[slot].is_refused = True
         return NoRoom()
 
     def _fail(self, value: Any) -> Any:
-        """Begin again with an empty device, or stop drafting after some failures. Answers go on without drafts."""
+        """Start again with an empty device, or stop drafting after TRIES failures. Answers continue without drafts."""
         self.num_failures += 1
         if self.num_failures >= TRIES:
             self.is_off, self.why_off = True, f"it failed {self.num_failures} times"
@@ -360,19 +370,22 @@ def open_draft_model(
     unit: float = 1.0,
     goes_on: MayGoOn = lambda _: True,
 ) -> DraftModel:
-    """Return the draft model of a served one; it owns `model`. settings, unit: those of the served model's context.
+    """Return the draft model of a served model. The draft model owns `model`.
 
-    goes_on: as in `learn_costs`. Raises ModelError with the reason why the model cannot draft.
+    settings, unit: the settings and the unit of the served model's context.
+    goes_on: as in `learn_costs`.
+
+    Raises ModelError, with the reason, if the model cannot draft.
     """
     if not (model.can_chat and model.can_trim):
         why = "its state cannot be cut, so no wrong token could leave it" if model.can_chat else "it generates no text"
         raise ModelError(f"--draft-model {model.path}: {why}")
     check_vocabulary(model, served)
-    each = 2 if model.window else 1  # with twins, or without
+    each = 2 if model.window else 1  # with or without twins
     num_sequences = each * max(num_slots, FEWEST) + 1  # and a scratch sequence
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
     context = Context(model, replace(settings, num_sequences=num_sequences, rollback=0, **types))
     learn_costs(context, goes_on)
-    if (unit == 1.0) != (context.unit == 1.0):  # one of the two was not timed, yet their costs are compared
+    if (unit == 1.0) != (context.unit == 1.0):  # only one of the two was timed, but their costs are compared
         context.costs = context.costs.scaled(unit / context.unit)
     return DraftModel(context, served, num_slots=num_slots, beside=beside)

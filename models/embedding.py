@@ -21,10 +21,12 @@ UNSPECIFIED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderSettings:
-    """pooling: how the vectors of a text's tokens are made into one; empty: as the model's file says.
+    """The settings of an embedding model.
 
-    max_tokens: most tokens of a text, within the model's own limit. threads: most threads of the CPU. most_texts: most texts
-    of a call.
+    pooling: how the vectors of a text's tokens are combined into one vector; empty: as the model's file says.
+    max_tokens: the most tokens of a text, within the model's own limit.
+    threads: the most threads of the CPU.
+    most_texts: the most texts of a call.
     """
 
     pooling: str = ""
@@ -35,14 +37,16 @@ class EmbedderSettings:
 
 
 class EmbeddingModel:
-    """Turns tokens into vectors. One thread at a time may use it; `tokens` is safe from several.
+    """Turns tokens into vectors. Only one thread at a time may use it, but any thread may call `tokens`.
 
-    On a CPU, a text that is alone in its call has the same vectors each time, bit for bit. In a call of several texts, each
-    result also depends a little on the other texts (by 0.003 of a unit vector with Q8_0 weights). Such a call saves no time
+    On a CPU, a text that is alone in its call gets the same vectors each time, bit for bit. In a call of several texts, each
+    result also depends slightly on the other texts (by 0.003 of a unit vector with Q8_0 weights). Such a call saves no time
     on a CPU, since attention computes every pair of tokens in the call.
 
-    pooling: none, mean, cls, last or rank. limit: most tokens of a call. most_texts: most texts of a call. width: the
-    numbers of a vector; for a reranker, the number of scores.
+    pooling: none, mean, cls, last or rank.
+    limit: the most tokens of a call.
+    most_texts: the most texts of a call.
+    width: the numbers of a vector; for a reranker, the number of scores.
     """
 
     def __init__(self, model: Model, settings: EmbedderSettings) -> None:
@@ -50,7 +54,7 @@ class EmbeddingModel:
         self.limit = min(settings.max_tokens, model.context_train or settings.max_tokens)
         self.most_texts = settings.most_texts
         params = llama.llama_context_default_params()
-        # Every token of an encoder attends to every other one, so a whole text has to be in one kernel.
+        # In an encoder, every token attends to every other token, so a whole text must be in one kernel.
         # llama.cpp aborts if the number of texts does not divide the size.
         size = -(-self.limit // self.most_texts) * self.most_texts
         params.n_ctx = params.n_batch = params.n_ubatch = size
@@ -77,7 +81,7 @@ class EmbeddingModel:
         return bool(self.handle)
 
     def open(self) -> None:
-        """Allocate the context, and load the weights, if these are unloaded. Raises ModelError."""
+        """Allocate the context, and load the weights if they are unloaded. Raises ModelError."""
         if not self.handle:
             self.handle = open_context(self.model, self._params)
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
@@ -93,9 +97,11 @@ class EmbeddingModel:
             self.handle = CLOSED
 
     def tokens(self, text: str, most: int | None = None) -> np.ndarray:
-        """Return the tokens (int32) of a text, between the tokens that the model expects around it, such as [CLS] and [SEP].
+        """Return the tokens (int32) of a text, with the tokens that the model expects around it, such as [CLS] and [SEP].
 
-        No part of the text becomes a control token. most: a longer text may be cut after so many tokens.
+        No part of the text becomes a control token.
+
+        most: the text may be cut once it has so many tokens.
         """
         made, parts = 0, [self._begin]
         for run in islice(self.model.tokenizer.runs(text, begin=True), 1, None):
@@ -106,7 +112,7 @@ class EmbeddingModel:
         return np.concatenate([*parts, self._end])
 
     def shortened(self, tokens: np.ndarray, from_start: bool = False) -> np.ndarray:
-        """Return the tokens of a framed text, cut to the limit at its end or at its start. The frame stays."""
+        """Return the tokens of a framed text, cut at its end or start to fit the limit. The frame stays."""
         if len(tokens) <= self.limit:
             return tokens
         head, tail = len(self._begin), len(self._end)
@@ -116,10 +122,14 @@ class EmbeddingModel:
         return np.concatenate([self._begin, kept, self._end])
 
     def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
-        """Compute texts (int32 each) in one call. Return (width,) float32 for each text; without pooling (tokens, width).
+        """Compute the vectors of texts (int32 each) in one call.
 
-        texts: at most `most_texts` texts, none of them empty, together no longer than `limit`. threads: threads of the CPU;
-        0: all that the settings allow. Raises RunnerError.
+        Return (width,), float32, for each text; without pooling (tokens, width).
+
+        texts: at most `most_texts` texts, none of them empty, with at most `limit` tokens in total.
+        threads: threads of the CPU; 0: as many as the settings allow.
+
+        Raises RunnerError.
         """
         number = threads or self.threads
         llama.llama_set_n_threads(self.handle, number, number)
@@ -127,7 +137,7 @@ class EmbeddingModel:
             llama.llama_memory_clear(self._memory, False)
         self._batch.fill(tuple(Span(0, at, 0, tokens, logits=True) for at, tokens in enumerate(texts)))
         num_tokens = sum(map(len, texts))
-        self._batch.wants_logits[:num_tokens] = 1  # a vector of each token, for the pooling
+        self._batch.wants_logits[:num_tokens] = 1  # the pooling needs the vector of each token
         result = llama.llama_decode(self.handle, self._batch.struct)
         if result != 0:
             raise RunnerError(f"llama_decode returned {result} for {len(texts)} texts of {num_tokens} tokens")
@@ -159,7 +169,7 @@ def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
 
 
 def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens that llama.cpp puts before a text and after it."""
+    """Return the tokens that llama.cpp puts before and after a text."""
     frame = (llama.llama_token * 4)()
     size = llama.llama_tokenize(model.vocab, b"", 0, frame, len(frame), True, False)
     tokens = np.array(frame[:size], np.int32)
@@ -167,16 +177,16 @@ def _frame(model: Model) -> tuple[np.ndarray, np.ndarray]:
     return tokens[:begin], tokens[begin:]
 
 
-# ---- A query and a document as one text, for a reranker. ----------------------------------------------------------------
+# ---- A query and a document, joined to one text for a reranker. ---------------------------------------------------------
 
 TEMPLATE_KEY = "tokenizer.chat_template.rerank"
 FIELD = re.compile(r"\{(query|document)\}")
 
 
 class Pairing:
-    """Joins a query and a document as the model's template does, or by its separators. Safe from several threads.
+    """Joins a query and a document with the model's template, or with its separators. Safe from several threads.
 
-    Neither text can become a control token: only the template's own text can.
+    Only the template's own text can become a control token. The query and the document cannot.
     """
 
     def __init__(self, model: Model) -> None:
@@ -191,7 +201,7 @@ class Pairing:
         self._between, self._end = np.array(between, np.int32), np.array(end, np.int32)
 
     def __call__(self, query: str, documents: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yield, for each document, the tokens (int32) of the query with the document."""
+        """Yield, for each document, the tokens (int32) of the query joined with the document."""
         if self._pieces:
             pieces = self._pieces
             yield from (np.concatenate([self._piece(piece, query, text) for piece in pieces]) for text in documents)
@@ -207,7 +217,7 @@ class Pairing:
 
 
 def _cut(model: Model, template: str) -> Iterator[np.ndarray | str]:
-    """Yield a template in pieces: its control tokens as tokens, and its text with open fields."""
+    """Yield a template in pieces: control tokens as ids, and the text between them with its fields unfilled."""
     done = 0
     for start, stop in model.tokenizer.controls.find(template):
         if start > done:

@@ -1,13 +1,13 @@
 """The errors of models.
 
-LibraryError        no library of llama.cpp that can be used
-ModelError          the file cannot be served: missing, not a GGUF, too big for the memory
-ChangedFile         the file has other bytes than when it was loaded: KV of the old bytes may be in memory
-NotCounted          this build of llama.cpp does not report the memory that it takes
-RunnerError         llama.cpp failed while computing; the context is no longer to be trusted
+LibraryError        no usable library of llama.cpp
+ModelError          the model cannot be served: the file is missing, is no GGUF, or needs too much memory
+ChangedFile         the file has changed since it was loaded: KV of the old content may be in memory
+NotCounted          this build of llama.cpp does not report its memory use
+RunnerError         llama.cpp failed while computing, so its context cannot be trusted any more
 NoRoom              the batch did not fit; memory is as it was before, so free cells and try again
 Interrupted         the batch was aborted on request; memory is as it was before
-UnknownAdapter      a set names a LoRA adapter that the model does not have; scales stay as they were
+UnknownAdapter      a request names a LoRA adapter that the model does not have; no scale has changed
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChangedFile(ModelError):
 
 
 class NotCounted(ModelError):
-    """llama.cpp does not report its memory in a known form."""
+    """llama.cpp does not report its memory use, or not in a known form."""
 
 
 class RunnerError(RuntimeError):
@@ -41,11 +41,11 @@ class Interrupted(Exception):
 
 
 class NoRoom(Exception):
-    """llama_decode found no cells for the batch."""
+    """llama_decode found no free cells for the batch."""
 
 
 class UnknownAdapter(Exception):
-    """No LoRA adapter has this number. The message says which numbers are expected."""
+    """No LoRA adapter has this number. The message names the valid numbers."""
 
     def __init__(self, number: int, num_adapters: int) -> None:
         known = f"0 to {num_adapters - 1}" if num_adapters else "no entry, since --lora names no adapter"

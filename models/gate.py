@@ -1,7 +1,8 @@
-"""Tries a library of llama.cpp once before its first use: a small model is computed, its KV saved, restored and compared.
+"""Tests a library of llama.cpp before its first use: computes with a small model, saves KV, restores and compares it.
 
-A library with our layout can still differ: a function may have other arguments, or this CPU cannot run the build. So the
-trial comes before this process lets the library compute anything, or even name its devices.
+A library whose parameter structures have the expected layout can still fail: a function may have other arguments, or this
+CPU may be unable to run the build. So the trial comes before the library computes anything in this process, or even names
+its devices.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from .sampling_params import Sampling
 from .trial import COMPLAINS, PASSED, command, failure, instructions
 
 PROMPT = "<|im_start|>user\nWhich river does Tarnwick lie on?<|im_end|>\n<|im_start|>assistant\n"
-ROUNDING = 0.02  # of the range of the logits: most that a card's kernels for few rows and for many may differ
+ROUNDING = 0.02  # of the range of the logits: how much a card's kernels for few and for many rows may differ
 
 
 @cache
 def identity() -> str:
-    """Return a digest of the library, its plug-in for the CPU and the CPU's features: each changes the bits of KV.
+    """Return a digest of the library, its plug-in for the CPU, and the CPU's features: each of these affects the bits of KV.
 
-    The same file computes other bits on another CPU, for which the C library has other code in its functions.
+    The same file computes different bits on another CPU, because the C library has other code for that CPU.
     """
     load_backends()
     parts = digest(files_in_use()), llama.llama_print_system_info(), instructions()
@@ -46,7 +47,7 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the files of llama.cpp that this process has loaded, by name; if Linux lists none, only the library."""
+    """Return the files of llama.cpp that this process has loaded, sorted by name; only the library if Linux lists none."""
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
         found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
@@ -58,7 +59,7 @@ def files_in_use() -> list[Path]:
 def check() -> None:
     """Raise ModelError unless this library passes the trial on the CPU, now or at an earlier start.
 
-    The trial uses no card, since a card that fails is not the library's fault.
+    The trial uses no card, because a fault of the card is not the library's fault.
     """
     environment = os.environ | HIDDEN | {llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)}
     if reason := failure(llama.LIBRARY.path, "computes", command("models.gate"), env=environment):
@@ -68,8 +69,10 @@ def check() -> None:
 def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
     """Let no card compute in this process if the library fails the trial on it.
 
-    asked: the flag by which the user asks for layers on a card; empty: none. goes_on: called ten times a second; once it
-    returns False, the trial ends. Raises ModelError if the trial was stopped, or if it failed and `asked` names a flag.
+    asked: the flag with which the user requests layers on a card; empty if there is none.
+    goes_on: called ten times a second. Once it returns False, the trial ends.
+
+    Raises ModelError if the trial was stopped, or if it failed and `asked` names a flag.
     """
     found = [str(device) for device in devices() if device.is_gpu]
     if not found or not (reason := builds.library_failure_on_card(llama.LIBRARY.path, goes_on=goes_on)):
@@ -83,7 +86,7 @@ def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: 
 
 
 class Complaints(logging.Handler):
-    """Prints llama.cpp's errors at once, since an error may end the process."""
+    """Prints llama.cpp's errors at once, because the process may end right after an error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
@@ -92,7 +95,10 @@ class Complaints(logging.Handler):
 
 
 def main(where: str = "CPU") -> None:
-    """Try this process's library, and print that it passes, or exit with one line of reason. where: CPU or card."""
+    """Try this process's library. Print that it passes, or exit with the reason on one line.
+
+    where: CPU or card.
+    """
     llama.logger.addHandler(Complaints())
     llama.logger.setLevel(logging.DEBUG)
     try:
@@ -114,9 +120,11 @@ def trial_on_card() -> str:
 
 
 def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
-    """Compute a small model, save its KV, restore it to another sequence, and compare the next logits.
+    """Compute with a small model, save its KV, restore it to another sequence, and compare the next logits.
 
-    rounding: how much these may differ, as a share of their range; 0: not by a bit. Raises ModelError and RunnerError.
+    Return PASSED, or what is wrong. Raises ModelError and RunnerError.
+
+    rounding: the allowed difference of the logits, as a share of their range; 0 requires equal bits.
     """
     model = Model(FILE, gpu_layers=gpu_layers)
     settings = ContextSettings(num_cells=256, batch=64, flash_attention="off", threads=1, num_sequences=4)
@@ -141,7 +149,7 @@ def trial(gpu_layers: int = 0, rounding: float = 0.0) -> str:
 
 
 def _logits(runner: Runner, span: Span) -> np.ndarray:
-    """Compute a span; return the logits after it. Raises RunnerError."""
+    """Compute a span, and return the logits after it. Raises RunnerError."""
     runner.batch.fill((span,))
     if result := llama.llama_decode(runner.context.handle, runner.batch.struct):
         raise RunnerError(f"llama_decode returned {result}")

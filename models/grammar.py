@@ -24,9 +24,10 @@ class Tokens:
     """A vocabulary in llguidance's form: each token as the bytes that it adds to a text.
 
     Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined tokens, such as
-    `<think>` in many vocabularies, are text like any other. The model's tokenizer cuts forced texts into tokens. ends: ids
-    of the tokens that end an answer. texts: a mask with a bit for each token, set for tokens that have bytes in a text or
-    end an answer.
+    `<think>` in many vocabularies, are like any other text. The model's tokenizer cuts forced texts into tokens.
+
+    ends: the ids of the tokens that end an answer.
+    texts: a mask with a bit for each token, set for tokens that have bytes in a text or end an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -59,26 +60,29 @@ class _Cutter:
 
 
 def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
-    """Return a mask, (vocabulary / 32,) int32: a bit for each token, set for `tokens`."""
+    """Return a mask, (vocabulary / 32,), int32, with a bit for each token. The bits of `tokens` are set."""
     bits = np.zeros(-(-num_vocab // 32) * 32, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-MOST_FORCED = 256  # tokens at once; further ones come a step later
+MOST_FORCED = 256  # forced tokens at once; further ones follow in the next step
 CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 CEILINGS = CEILINGS.astype(np.float32)
-"""For each byte of a mask, the highest value that eight logits may have. A look-up takes a fifth of the time of indexing."""
+"""For each byte of a mask, the highest values that eight logits may have. The look-up is five times as fast as indexing."""
 
 SLOW = 0.05  # seconds that a step may wait for a mask
 PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
 
 
 class Constraint:
-    """What a grammar allows in one answer.
+    """The tokens that a grammar allows in one answer.
 
-    It belongs to the thread that chooses tokens. Only `compute` runs in another thread, and the next call waits for it.
-    error: why the answer cannot go on; empty while it can. fast_forward: forced tokens are appended without sampling.
+    A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread, and the next call waits
+    for it.
+
+    error: why the answer cannot continue; empty while it can.
+    fast_forward: append forced tokens without sampling.
     has_controls: the answer may have control tokens.
     """
 
@@ -89,21 +93,23 @@ class Constraint:
         self._mask = np.zeros((tokens.num_vocab + 31) // 32, np.int32)  # a bit for each token
         self._is_computed = False
         self._computing: Future[None] | None = None
-        self._waited = self._spent = 0.0  # seconds: for all masks; of processor time, on the newest one
+        self._waited = self._spent = 0.0  # seconds waited for all masks; seconds of processor time for the newest mask
         self._forced = self._find_forced()
 
     def compute(self) -> None:
         """Compute the mask of the next token, without Python's global lock."""
         began = thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if not self._has_controls:  # control tokens would fit a complement in a client's grammar, `~/a/`
+        if not self._has_controls:  # control tokens would match a complement such as `~/a/` in a client's grammar
             np.bitwise_and(self._mask, self._tokens.texts, out=self._mask)
         self._spent, self._is_computed = thread_time() - began, True
 
     def apply(self, logits: np.ndarray) -> bool:
-        """Set the logits of all tokens that the grammar forbids to minus infinity. logits: (vocabulary,), float32.
+        """Set the logits of all tokens that the grammar forbids to minus infinity. Return whether any token remains.
 
-        Return whether any token remains. If none does, and the answer may not end here either, `error` says so.
+        If no token remains, and the answer may not end here either, `error` says so.
+
+        logits: (vocabulary,), float32.
         """
         self._settle()
         if not self._is_computed:
@@ -122,7 +128,7 @@ class Constraint:
         return not self._is_computed and self._computing is None
 
     def await_mask(self, computing: Future[None]) -> None:
-        """Note the future of a running computation of the mask."""
+        """Store the future of a running computation of the mask."""
         self._computing = computing
 
     @property
@@ -131,7 +137,7 @@ class Constraint:
         return bool((self._mask[ends >> 5] >> (ends & 31) & 1).any())
 
     def accept(self, *tokens: int) -> None:
-        """Take chosen tokens, then find the tokens that the grammar forces after them."""
+        """Add chosen tokens, then find the tokens that the grammar forces after them."""
         self._settle()
         self._is_computed = False
         if not self.error and not all(map(self._matcher.consume_token, tokens)):
@@ -195,23 +201,25 @@ def _compute_all(constraints: Sequence[Constraint]) -> None:
 
 # ---- Compiles grammars, and keeps the compiled ones. --------------------------------------------------------------------
 #
-# The format of a chat that calls functions is written in Lark. Its marks are as in the vocabulary: a control token, by id,
-# or a text. Free text ends before a control token by itself; a rule that ends with a text needs `[lazy]`:
+# The format of a chat with tool calls is written in Lark. Its marks are written as in the vocabulary: as a control token, by
+# id, or as a text. Free text ends by itself before a control token. A rule that ends with a text needs `[lazy]`:
 #
 #     start: (before call)+                                   start: TEXT? (<[7]> call)+
 #     before[lazy]: /(.|\n)*/ "<tool_call>"                   TEXT: /(.|\n)+/
 #     call: "{\"name\": \"add\", \"arguments\": " @add "}" "</tool_call>"
 #
-# with Source(kind="lark", text=..., schemas=(("add", '{"type": "object", ...}'),), may_name_tokens=True).
+# with GrammarSource(kind="lark", text=..., schemas=(("add", '{"type": "object", ...}'),), may_name_tokens=True).
 
-STACK = 64 << 20  # bytes, four times those of the trial: a grammar that compiles there compiles here
-KEPT = 128 << 20  # most bytes of kept grammars
-FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # of a compiled grammar, measured
+STACK = 64 << 20  # bytes, four times the stack of the trial: a grammar that compiles there also compiles here
+KEPT = 128 << 20  # most bytes of all kept grammars
+FIXED_BYTES, BYTES_A_CHARACTER = 64 << 10, 400  # size of a compiled grammar, measured
 
 
 class Grammar:
-    """A compiled grammar. num_bytes: its approximate size. has_controls: its answers may have control tokens.
+    """A compiled grammar.
 
+    num_bytes: its approximate size.
+    has_controls: its answers may have control tokens.
     left_out: the parts of its schemas that it does not enforce.
     """
 
@@ -228,11 +236,11 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars in a separate thread, one after the other. The thread reads the vocabulary at once, before any
-    grammar.
+    """Compiles grammars in a separate thread, one after the other. This thread reads the vocabulary first.
 
-    Safe from several threads. num_waiting: the number of compilations that are not done. Call `close` before the model is
-    closed.
+    Safe from several threads. Call `close` before the model is closed.
+
+    num_waiting: the number of unfinished compilations.
     """
 
     def __init__(self, model: Model) -> None:
@@ -240,12 +248,12 @@ class Grammars:
         self._tokens = self._thread.submit(Tokens, model)
         self._trial = TrialProcess()
         self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()  # the least recently used first
-        self._num_bytes = 0  # of all kept grammars
+        self._num_bytes = 0  # size of all kept grammars
         self._lock = Lock()  # guards the kept grammars
         self.num_waiting = 0
 
     def compile(self, source: GrammarSource) -> Future[Grammar]:
-        """Compile a grammar, or find it among the kept ones. The future raises GrammarError."""
+        """Compile a grammar, or return a kept one. The future raises GrammarError."""
         if found := self._find(source):
             done: Future[Grammar] = Future()
             done.set_result(found)
@@ -257,7 +265,7 @@ class Grammars:
         return compiling
 
     def close(self) -> None:
-        """Wait for the running compilation, and drop those that wait."""
+        """Wait for the running compilation, and cancel those that wait."""
         self._thread.shutdown(cancel_futures=True)
         self._trial.close()
 
@@ -296,7 +304,7 @@ class Grammars:
 
 
 def _deep_thread() -> ThreadPoolExecutor:
-    """Return one thread with a large stack: grammars may be nested."""
+    """Return an executor of one thread with a large stack, since grammars may be nested."""
     usual = stack_size(STACK)
     try:
         executor = ThreadPoolExecutor(1, "grammars")

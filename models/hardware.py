@@ -14,33 +14,33 @@ from pathlib import Path
 
 from . import builds, cards, llama
 
-# ---- The number of threads that compute fastest on this CPU, as Linux describes it. -------------------------------------
+# ---- The number of threads that compute fastest on this CPU, from what Linux reports. -----------------------------------
 
 SYSTEM = Path("/sys")
 
 
 def fast_cores(system: Path = SYSTEM) -> int:
-    """Return the number of cores that a process should compute on, 1 or more.
+    """Return the number of cores on which a process should compute, 1 or more.
 
-    After each matrix all threads wait for the slowest one. So all are slowed down by two threads on one core, by an
-    efficiency core beside performance cores, or by more threads than a container's quota.
+    After each matrix all threads wait for the slowest thread. So all threads are slowed down by two threads on one core, by
+    an efficiency core among performance cores, or by more threads than a container's quota.
     """
     usable = _usable()
-    if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel
+    if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel CPU
         usable = performance
     cores = {_siblings(system, cpu) for cpu in usable}
     return max(1, min(len(cores), _quota(system)))
 
 
 def _usable() -> set[int]:
-    """Return the CPUs that this process may run on."""
+    """Return the CPUs on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))  # not Linux
 
 
 def _siblings(system: Path, cpu: int) -> frozenset[int]:
-    """Return the CPUs of the core that a CPU belongs to."""
+    """Return the CPUs of the core to which a CPU belongs."""
     return frozenset(_listed(system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")) or frozenset({cpu})
 
 
@@ -54,7 +54,7 @@ def _quota(system: Path) -> int:
 
 
 def _listed(file: Path) -> Iterator[int]:
-    """Yield the numbers of a list such as 0-3,8; none if there is no such file."""
+    """Yield the numbers of a list such as 0-3,8; none if the file is missing."""
     with suppress(OSError, ValueError):
         for part in file.read_text().split(","):
             first, _, last = part.partition("-")
@@ -64,20 +64,20 @@ def _listed(file: Path) -> Iterator[int]:
 # ---- The features of the CPU that a build uses --------------------------------------------------------------------------
 
 CPU_INFO = Path("/proc/cpuinfo")
-FEATURES = {  # features that speed up matrix products: llama.cpp's name and Linux's name
+FEATURES = {  # features that speed up matrix products: llama.cpp's name, Linux's name
     "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "AVX512": "avx512f", "AVX512_VNNI": "avx512_vnni", "AVX_VNNI": "avx_vnni",
     "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
 }  # fmt: skip
 
 
 def used_features() -> list[str]:
-    """Return the CPU features that llama.cpp was compiled for, by llama.cpp's names."""
+    """Return the CPU features for which llama.cpp was compiled, by llama.cpp's names."""
     load_backends()
     return re.findall(r"(\w+) = 1", llama.llama_print_system_info().decode())
 
 
 def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return the FEATURES of this CPU that are not in `used`; none where Linux does not list them."""
+    """Return the FEATURES of this CPU that are not in `used`; none if Linux does not list features."""
     with suppress(OSError):
         has = set(cpu_info.read_text().split())
         return [name for name, flag in FEATURES.items() if flag in has and name not in used]
@@ -85,14 +85,14 @@ def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[st
 
 
 def cpu_name() -> str:
-    """Return the CPU's name as Linux or Python reports it."""
+    """Return the CPU's name from Linux or Python."""
     with suppress(OSError):
         lines = CPU_INFO.read_text().splitlines()
         return next((line for line in lines if line.startswith("model name")), "")
     return platform.processor()
 
 
-# ---- The devices that ggml was built for and found, with their memory. --------------------------------------------------
+# ---- The devices that ggml supports and has found, with their memory. ---------------------------------------------------
 
 KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 INTEGRATED = "integrated GPU"  # its memory is the host's
@@ -101,7 +101,11 @@ GPUS = ("GPU", INTEGRATED)  # llama.cpp prefers the first kind
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """name: ggml's name ("CUDA0", "CPU"). free, total: bytes of memory; 0 if the backend does not report them."""
+    """A device of ggml.
+
+    name: ggml's name ("CUDA0", "CPU").
+    free, total: bytes of memory; 0 if the backend does not report them.
+    """
 
     name: str
     description: str
@@ -119,9 +123,9 @@ class Device:
 
 @cache
 def load_backends() -> None:
-    """Load llama.cpp's backends, once in a process.
+    """Load llama.cpp's backends, once per process.
 
-    In some builds they are libraries beside llama.cpp's own. GGML_BACKEND_PATH may name one elsewhere.
+    In some builds these are libraries in llama.cpp's folder. GGML_BACKEND_PATH may name a library elsewhere.
     """
     llama.capture()
     llama.open_needed()
@@ -130,7 +134,7 @@ def load_backends() -> None:
 
 
 def devices() -> list[Device]:
-    """Return the devices of this build that may compute: GPUs first, and among them integrated GPUs last."""
+    """Return the devices that may compute: discrete GPUs first, then integrated GPUs, then the rest."""
     return sorted(map(_device, _handles()), key=lambda device: (*GPUS, device.kind).index(device.kind))
 
 
@@ -157,34 +161,34 @@ def _device(handle: llama.ggml_backend_dev_t) -> Device:
 
 
 def buffer_types() -> dict[str, int]:
-    """Return the address of each device's default kind of memory, by ggml's name for the kind."""
+    """Return the address of each device's default kind of memory, by ggml's name of that kind."""
     kinds = map(llama.ggml_backend_dev_buffer_type, _handles())
     return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
 
 def device_handles() -> dict[str, llama.ggml_backend_dev_t]:
-    """Return llama.cpp's handle of each device, by ggml's name for it."""
+    """Return llama.cpp's handle of each device, by ggml's name of the device."""
     return {llama.ggml_backend_dev_name(handle).decode(): handle for handle in _handles()}
 
 
 def splits_rows(name: str) -> bool:
-    """Return whether the backend of a device can split the rows of matrices among several of its devices."""
+    """Return whether a device's backend can split the rows of matrices among several of its devices."""
     registry = llama.ggml_backend_dev_backend_reg(device_handles()[name])
     return bool(registry and llama.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_split_buffer_type"))
 
 
 def supports_offload() -> bool:
-    """Return whether this build of llama.cpp can put layers on a GPU at all."""
+    """Return whether this build of llama.cpp can put layers on a GPU."""
     return llama.llama_supports_gpu_offload()
 
 
 # ---- Unused cards -------------------------------------------------------------------------------------------------------
 
 HIDDEN = {"GGML_VK_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "", cards.NO_CARD: "1"}
-"""The environment of a process that uses no card. CUDA and Vulkan find no card if it is set before they are loaded.
+"""The environment of a process that uses no card. If it is set before CUDA and Vulkan are loaded, they find no card.
 
-A card that is found nonetheless is not in `devices`, and no model is loaded on it."""
-FAILED = "trial"  # the key in `llama.PASSED_OVER` of a device that fails its trial
+If they find a card nonetheless, `devices` leaves it out, and no model is loaded on it."""
+FAILED = "trial"  # the key in `llama.PASSED_OVER` for a card that failed its trial
 
 
 def is_without_card() -> bool:
@@ -193,23 +197,29 @@ def is_without_card() -> bool:
 
 
 def hide_cards(name: str, why: str) -> None:
-    """Let no card compute from now on, in this process and its children. name, why: an entry for `llama.PASSED_OVER`."""
-    os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # children have this library, too
+    """Let no card compute from now on, in this process and its children.
+
+    name, why: an entry for `llama.PASSED_OVER`.
+    """
+    os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # children use the same library
     llama.PASSED_OVER[name] = why
     unused_card.cache_clear()
 
 
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
-    """Return an empty list of devices for llama.cpp if no card may compute; else None: llama.cpp uses what it finds.
+    """Return an empty list of devices for llama.cpp if no card may compute; else None, so that llama.cpp uses what it finds.
 
-    Without the list, llama.cpp computes large batches on a card even if no layer is there.
+    Without the empty list, llama.cpp computes large batches on a card even if the card has no layer.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 
 
 @cache
 def unloaded_backends() -> dict[str, str]:
-    """Return the backends for cards beside the library that are not loaded, and why; empty if Linux lists no libraries."""
+    """Return the backends for cards in the library's folder that are not loaded, with the reason.
+
+    The result is empty if Linux does not list the loaded libraries.
+    """
     load_backends()
     with suppress(OSError):
         loaded = llama.loaded_libraries()
@@ -249,14 +259,17 @@ def _remedy(build: str, tried: Collection[str]) -> str:
 
 
 # ---- Memory -------------------------------------------------------------------------------------------------------------
-# The memory that programs may still take, of the machine or of this process's container.
+# The memory that programs can still use, of the machine or of this process's container.
 
 ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The files with the memory figures of a container. cached: the lines of `stat` that count the page cache."""
+    """The files with the memory figures of a container.
+
+    cached: the lines of `stat` that count the page cache.
+    """
 
     limit: str
     used: str
@@ -264,7 +277,7 @@ class Container:
     cached: tuple[str, ...]
 
 
-CONTAINERS = (  # cgroups of version 2, and of version 1
+CONTAINERS = (  # cgroups of version 2 and of version 1
     Container("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
     Container(
         "memory/memory.limit_in_bytes",
@@ -276,7 +289,7 @@ CONTAINERS = (  # cgroups of version 2, and of version 1
 
 
 def free_memory(root: Path = ROOT) -> int:
-    """Return the bytes of free memory. The page cache counts as free: the system gives it up when programs need memory."""
+    """Return the bytes of free memory. The page cache counts as free: the system frees it when programs need memory."""
     folder = root / "sys/fs/cgroup"
     left = [room for container in CONTAINERS if (room := _room(folder, container)) is not None]
     return max(min([_of_machine(root / "proc/meminfo"), *left]), 0)
@@ -287,11 +300,11 @@ def _of_machine(file: Path) -> int:
         return _counts(file, ":")["MemAvailable"] << 10
     with suppress(ValueError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS reports how much there is, not how much is free
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # macOS reports only the total
 
 
 def _room(folder: Path, container: Container) -> int | None:
-    """Return the bytes that a container has left; None: it has no limit."""
+    """Return the bytes that a container has left; None if it has no limit."""
     with suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in (container.limit, container.used))
         counts = _counts(folder / container.stat, "")
@@ -300,7 +313,10 @@ def _room(folder: Path, container: Container) -> int | None:
 
 
 def _counts(file: Path, mark: str) -> dict[str, int]:
-    """Return the numbers of a file with a name and a number a line. mark: follows each name. Raises OSError."""
+    """Return the numbers in a file that has a name and a number on each line. Raises OSError.
+
+    mark: the text after each name.
+    """
     return dict(_lines(file.read_text(), mark))
 
 

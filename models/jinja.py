@@ -1,4 +1,4 @@
-"""Jinja for chat templates, in a sandbox: a template comes with a model file, and cannot be trusted."""
+"""Jinja for chat templates, in a sandbox, because a template comes with a model file and cannot be trusted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 24
-"""The longest text that a template may write, and the longest string or list that it may make by multiplication."""
+"""The longest text that a template may write, and the longest string or list that it may create by multiplication."""
 
 MAX_BITS = 1 << 12
-"""The bits of the largest integer that a template may make by multiplication."""
+"""The bits of the largest integer that a template may compute by multiplication."""
 
 
 MAX_STEPS = 300_000
-"""The most rounds of loops and macros in one rendering; they take about a second."""
+"""The most iterations of loops and calls of macros in one rendering; they take about a second."""
 
 BETWEEN = 256
 """The steps of a rendering between two calls of `between`; they take about a millisecond."""
@@ -34,9 +34,11 @@ class TemplateError(ValueError):
 
 
 class Template:
-    """A compiled template. If the source is not Jinja, raises TemplateError with the line of the error.
+    """A compiled template.
 
     names: the variables, fields and keys that the template reads.
+
+    Raises TemplateError, with the line of the error, if the source is not Jinja.
     """
 
     def __init__(self, source: str) -> None:
@@ -47,11 +49,14 @@ class Template:
             self._template = environment.from_string(tree)
         except TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno} of the chat template: {error.message}") from None
-        except Exception as error:  # nested too deep for Python, a number too long for it, ...
+        except Exception as error:  # too deep for Python, a number too long for Python, ...
             raise TemplateError(f"the chat template cannot be compiled: {error or type(error).__name__}") from None
 
     def render(self, variables: Mapping[str, object], between: Callable[[], None] | None = None) -> str:
-        """Return the rendered text. between: called every few milliseconds. Raises TemplateError for any failure."""
+        """Return the rendered text. Raises TemplateError for any failure.
+
+        between: called every few milliseconds.
+        """
         written, parts = 0, []
         try:
             for part in self._template.generate({**variables, _STEP: _Steps(between), _LIST: _OwnList}):
@@ -61,7 +66,7 @@ class Template:
                     raise TemplateError(f"the chat template writes more than {MAX_CHARACTERS} characters")
         except TemplateError:
             raise
-        except Exception as error:  # a template can fail in every way that Python can
+        except Exception as error:  # a template can fail in every way in which Python can
             raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
         return "".join(parts)
 
@@ -72,7 +77,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse. Every loop and macro then counts its rounds, and every list of the template is known as its own."""
+        """Parse a template, and change it so that loops and macros count their steps, and its lists become `_OwnList`s."""
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
@@ -81,7 +86,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _OwnLists().visit(template)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """Let a template change the lists that it made; a client's values stay as they are."""
+        """Let a template change the lists that it created. A client's values cannot be changed."""
         if isinstance(obj, _OwnList) and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -108,7 +113,7 @@ class _Steps:
 
 
 class _Nothing(Undefined):
-    """An undefined value, which adds nothing to a text: templates rely on that for optional fields of tools."""
+    """An undefined value, which adds nothing to a text. Templates rely on this for optional fields of tools."""
 
     def _added(self, other: object) -> object:
         return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
@@ -117,14 +122,14 @@ class _Nothing(Undefined):
 
 
 class _OwnList(list[object]):
-    """A list that the template itself made."""
+    """A list that the template itself created."""
 
     def __add__(self, other: object) -> _OwnList:
         return _OwnList(super().__add__(other)) if isinstance(other, list) else NotImplemented
 
 
 class _OwnLists(NodeTransformer):
-    """Makes each `[...]` of a template an `_OwnList`."""
+    """Turns each `[...]` of a template into an `_OwnList`."""
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         self.generic_visit(node)
@@ -148,7 +153,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
 
 
 def _names(tree: nodes.Template) -> Iterator[str]:
-    """Yield the names of variables and fields. Keys are constants, among other texts that are no names."""
+    """Yield the names of variables and fields, and all text constants, since keys are among these."""
     for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
         match node:
             case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
@@ -156,7 +161,7 @@ def _names(tree: nodes.Template) -> Iterator[str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers for training; here only its content counts."""
+    """`{% generation %}...{% endgeneration %}`, which marks answers for training. Here only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -166,11 +171,11 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return an environment with the helpers of Hugging Face's `apply_chat_template`, on which templates rely."""
+    """Return an environment with the helpers of Hugging Face's `apply_chat_template`, which templates rely on."""
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions, undefined=_Nothing)
     environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # nothing is escaped; Jinja's own filter would escape later additions, too
+    environment.filters["safe"] = str  # nothing is escaped; Jinja's own filter would cause texts added later to be escaped
     environment.globals["raise_exception"] = _raise
     return environment
 
@@ -186,6 +191,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as in training: Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    """Return JSON as in training. Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
     value = list(value) if isinstance(value, Iterator) else value  # the result of `map` or `select`
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

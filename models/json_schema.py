@@ -1,4 +1,4 @@
-"""Turns a JSON schema into a grammar, which is tried in a child process first."""
+"""Turns a JSON schema into a grammar, which is first tried in a child process."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["json_schema", "regex", "gbnf", "lark"]
-MAX_BYTES = 256 << 10  # bytes of a source: a compiled grammar takes some hundred times as much
+MAX_BYTES = 256 << 10  # bytes of a source; a compiled grammar takes some hundred times as much
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used, or no answer fits it. The message says why."""
+    """A grammar cannot be used, or no answer can match it. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """A grammar as text. kind: its language.
+    """A grammar as text.
 
-    schemas: JSON Schemas as JSON text, by name; a Lark grammar refers to one as `@name`. may_name_tokens: the grammar may
-    name control tokens, because the server wrote it and no client.
+    kind: its language.
+    schemas: JSON Schemas as JSON text, by name. A Lark grammar refers to a schema as `@name`.
+    may_name_tokens: the grammar may name control tokens, because the server wrote it and not a client.
     """
 
     kind: Kind
@@ -48,12 +49,12 @@ class GrammarSource:
 
     @property
     def size(self) -> int:
-        """Characters of all its texts."""
+        """The characters of all texts of the grammar."""
         return len(self.text) + sum(len(name) + len(schema) for name, schema in self.schemas)
 
 
 # ---- Schema -------------------------------------------------------------------------------------------------------------
-# Checks of JSON Schemas that llguidance does not make: unknown keywords, misread keywords, references without an end.
+# Checks of JSON Schemas that llguidance does not make: unknown keywords, misread keywords, endless references.
 
 ONE, LIST, MAP = "one", "list", "map"
 INNER = {
@@ -65,24 +66,24 @@ VALUES = frozenset({
     "$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
 })  # fmt: skip
-"""Keywords without schemas inside that are enforced."""
+"""Supported keywords that contain no schemas."""
 REMARKS = frozenset({
     "$schema", "$id", "id", "$anchor", "$comment", "title", "description", "markdownDescription", "default", "example",
     "examples", "deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator", "xml",
     "externalDocs", "strict", "enumNames", "enumDescriptions", "markdownEnumDescriptions", "propertyOrdering",
     "errorMessage",
 })  # fmt: skip
-"""Keywords that allow and forbid nothing."""
+"""Keywords that neither allow nor forbid anything."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "nullable": (False,), "uniqueItems": (False,), "unevaluatedProperties": (True,), "unevaluatedItems": (True,),
     "propertyNames": (True, {}, {"type": "string"}),
 }  # fmt: skip
 """Unsupported keywords, with the values that change nothing."""
-REFERENCES = ("$dynamicRef", "$recursiveRef")  # always refused: without them a schema has another meaning
+REFERENCES = ("$dynamicRef", "$recursiveRef")  # always refused, because a schema without them has another meaning
 FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
-"""Formats that are enforced."""
+"""Supported formats."""
 PLAIN_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
 """Formats that every text has."""
 OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
@@ -92,19 +93,19 @@ IMPLIED = {
     "pattern": "string", "minLength": "string", "maxLength": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
 }  # fmt: skip
-"""Keywords that only make sense for one type, with the type."""
+"""Keywords that only make sense for one type, with this type."""
 EXCLUSIVE = (
     ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), "minimum", 1),
     ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), "maximum", -1),
 )
-"""Exclusive bounds, the keywords for the other end of the range, the inclusive keyword; 1: a lower bound, -1: an upper."""
-MOST_ROUNDS = 64  # rounds in search of answers with an end: as many as references that each need the next one
+"""An exclusive bound, the keywords for the other bound, the inclusive keyword, and 1 for a lower, -1 for an upper bound."""
+MOST_ROUNDS = 64  # rounds of the search for finite answers: the longest supported chain of references
 
 Schema = dict[str, object]
 
 
 def check_schema(schema: object) -> None:
-    """Raise GrammarError for a schema that llguidance would misread, or of which every value would be infinite."""
+    """Raise GrammarError for a schema that llguidance would misread, or for which every value would be infinite."""
     found = dict(_schemas(schema))
     for path, inner in found.items():
         _check_range(path, inner)
@@ -115,7 +116,7 @@ def check_schema(schema: object) -> None:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Raise GrammarError for a regular expression that ends inside an escape: llguidance would ignore it."""
+    """Raise GrammarError for a regular expression that ends inside an escape. llguidance would ignore this error."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise GrammarError(f"{where} ends with a single \\: expected the character that it escapes")
 
@@ -129,10 +130,10 @@ def _patterns(schema: Schema) -> Iterator[str]:
 
 
 def _check_range(path: str, schema: Schema) -> None:
-    """Raise GrammarError for a range of numbers that llguidance takes for a wider one.
+    """Raise GrammarError for a range of numbers that llguidance reads as a wider range.
 
-    If an integer is excluded, and the range ends before the next integer further from 0, llguidance lets the excluded one
-    in.
+    If an integer is excluded, and the range ends before the next integer away from 0, llguidance allows the excluded
+    integer.
     """
     if schema.get("type") == "integer":
         return
@@ -148,7 +149,7 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Give each schema without a type the type to which its keywords apply, in place. Its author means values of that type.
+    """Give each schema without a type the type to which its keywords apply, in place, as its author means.
 
     JSON Schema itself would also allow values of all other types.
     """
@@ -157,21 +158,21 @@ def add_types(schema: object) -> None:
             inner["type"] = implied
 
 
-# Keywords that other servers take: they are enforced in other words where possible, and left out elsewhere. A schema with
-# `strict: true` at its top relies on each word.
+# Keywords that other servers accept are rewritten with supported keywords if possible, and otherwise removed. In a schema
+# with `strict: true` at the top, no keyword may be removed.
 
 OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
-MOST_WRITTEN = 4 * MAX_BYTES  # characters of a rewritten schema: names within names would multiply it
-MOST_UNIQUE = 4  # values of a list without repetitions: all their orders are written out
+MOST_WRITTEN = 4 * MAX_BYTES  # characters of a rewritten schema, which nested lists of names would multiply
+MOST_UNIQUE = 4  # values of a list without repetitions; all their orders are written out
 KINDS = ("string", "number", "boolean", "null", "object", "array")
-LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, back references, borders of words
+LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around, back references, word boundaries
 
 
 def soften(schema: object) -> list[str]:
-    """Rewrite or remove, in place, the keywords that llguidance does not know. Return the removed ones.
+    """Rewrite or remove, in place, the keywords that llguidance does not know. Return the removed keywords.
 
-    Raises GrammarError for a schema that is no object or boolean, and if references, or keywords of a strict schema, would
-    be removed.
+    Raises GrammarError for a schema that is neither an object nor a boolean, and if references, or keywords of a strict
+    schema, would be removed.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false")
@@ -202,7 +203,7 @@ def _is_known(keyword: str) -> bool:
 
 
 def _with_property_names(schema: Schema) -> None:
-    """Rewrite a rule for the names of an object without named properties as a pattern of names or as named properties."""
+    """Rewrite `propertyNames` of an object without named properties as a pattern of names or as named properties."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or any(keyword in schema for keyword in ("properties", "patternProperties", "$ref")):
         return
@@ -225,7 +226,7 @@ def _with_property_names(schema: Schema) -> None:
 
 
 def _without_negation(schema: Schema) -> None:
-    """Rewrite a `not` of types or of listed values as the other types or values."""
+    """Rewrite a `not` of types or of listed values as the remaining types or values."""
     match schema.get("not"):
         case {"type": str() | list() as types, **rest} if not rest:
             excluded = {types} if isinstance(types, str) else set(types)
@@ -244,7 +245,7 @@ def _without_negation(schema: Schema) -> None:
 
 
 def _with_unique_items(schema: Schema) -> None:
-    """Write out all lists without repetitions of a few listed values."""
+    """Replace a list of a few possible values without repetitions by an enumeration of all such lists."""
     items, least, most = schema.get("items"), schema.get("minItems", 0), schema.get("maxItems", MOST_UNIQUE)
     if schema.get("uniqueItems") is not True or not isinstance(items, dict) or "prefixItems" in schema:
         return
@@ -278,7 +279,7 @@ def _with_null(schema: Schema) -> None:
 
 
 def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove expressions with look-around; yield the removed ones. Raises GrammarError if the schema is strict."""
+    """Remove patterns with look-around, and yield them. Raises GrammarError if the schema is strict."""
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
         patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
@@ -293,9 +294,10 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove patterns that fit no names but those of `properties`; yield the removed ones.
+    """Remove patterns that match no names except those of `properties`, and yield them.
 
-    llguidance would let an answer begin such a name, and then find none. Raises GrammarError if the schema is strict.
+    llguidance would let an answer begin another such name, and then find no way to complete it. Raises GrammarError if the
+    schema is strict.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
@@ -310,7 +312,7 @@ def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Itera
 
 
 def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
-    """Return whether some name fits one of these patterns and is not in `named`; also if a pattern cannot be compiled."""
+    """Return whether a name exists that matches one of the patterns and is not in `named`, or a pattern does not compile."""
     closed: Schema = {
         "type": "object",
         "properties": {name: {"const": 0} for name in named},
@@ -347,7 +349,7 @@ def close_objects(schema: object) -> None:
 
 
 def _shared(found: dict[str, Schema]) -> set[str]:
-    """Return the paths of schemas that apply together with another one."""
+    """Return the paths of schemas that apply to a value together with another schema."""
     pending: list[str] = []
     for path, inner in found.items():
         alone = [not OF_OBJECTS.isdisjoint(inner), "$ref" in inner, "anyOf" in inner, "oneOf" in inner]
@@ -362,7 +364,7 @@ def _shared(found: dict[str, Schema]) -> set[str]:
 
 
 def _beside(path: str, schema: Schema) -> Iterator[str]:
-    """Yield the paths of the schemas that a value of this schema fits, or may fit, as well."""
+    """Yield the paths of the schemas that a value of this schema also matches, or may match."""
     if isinstance(reference := schema.get("$ref"), str):
         yield reference
     for keyword in ("allOf", "anyOf", "oneOf"):
@@ -375,7 +377,7 @@ def _listed(path: str, schema: Schema, keyword: str) -> Iterator[str]:
 
 
 def _schemas(schema: object) -> Iterator[tuple[str, Schema]]:
-    """Yield each schema in a schema with its path, the inner ones first."""
+    """Yield each schema in a schema with its path, the inner schemas first."""
     pending: list[tuple[object, str]] = [(schema, "#")]
     order: list[tuple[str, Schema]] = []
     while pending:
@@ -399,7 +401,10 @@ def _escaped(name: str) -> str:
 
 
 class _Finite:
-    """Finds the schemas that have some finite answer. schemas: by path."""
+    """Finds the schemas that have a finite answer.
+
+    schemas: the schemas by path.
+    """
 
     def __init__(self, schemas: dict[str, Schema]) -> None:
         self._schemas = schemas
@@ -456,34 +461,35 @@ class _Finite:
         return all(self._known(inner) for inner in first) and (len(first) >= needed or self._known(f"{path}/items"))
 
     def _known(self, path: str) -> bool:
-        """Return whether the schema at a path is known to have a finite answer. Without a schema, everything is allowed."""
+        """Return whether the schema at a path has a known finite answer. If there is no schema, everything is allowed."""
         return path in self._finite or path not in self._schemas
 
 
 # ---- Definition ---------------------------------------------------------------------------------------------------------
-# A source as llguidance's grammar. It runs in a separate process (see `TrialProcess`): the client determines its time.
+# A source as llguidance's grammar. This runs in a separate process (see `TrialProcess`), since a client determines its time.
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,  # to build the lexer; llguidance's default is 1,000,000
-    step_lexer_fuel=100_000,  # for one mask, some 10 ms, and for the bytes that a grammar may force at once
-    max_lexer_states=50_000,  # 1 to 2 kB each, for each answer
+    step_lexer_fuel=100_000,  # for one mask (some 10 ms), and for the bytes that a grammar may force at once
+    max_lexer_states=50_000,  # for each answer; a state takes 1 to 2 kB
     verbose_errors=False,
 )
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One spelling of each value, as Python writes it: without a choice of spaces, no model writes spaces for ever, and the text
-between two values is known ahead."""
-STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # whatever `x-guidance` in a schema says
+"""Write each value in one way only, as Python does.
+
+So no model can write spaces for ever, and the text between two values is known in advance."""
+STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # overrides `x-guidance` in a schema
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
-"""White space of JSON as an expression: Rust's class has more."""
+"""An expression for JSON's white space. Rust's class of white space contains more characters."""
 SEPARATORS = {
     "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
     "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),
     "whitespace_pattern": (re.compile(WHITE), "JSON's white space"),
 }
-"""Options of `x-guidance` for the text between values: the allowed form, and its description."""
+"""The options of `x-guidance` for the text between values: the allowed form, and its description."""
 SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
-# Lark's texts and patterns, which may contain any sign, and its comments.
+# Lark's texts and patterns, which may contain any character, and its comments.
 LARK_TEXT = r'"(?:\\.|[^"\\\x00-\x1f\x7f])*"|/(?:\\.|[^/\\])+/|(?:#|//)[^\n]*'
 LARK_TOKEN = r"<[^<>\s]+>"
 LARK_TEXTS, LARK_TOKENS = re.compile(LARK_TEXT), re.compile(LARK_TOKEN)
@@ -493,7 +499,10 @@ GBNF_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|"', re.DO
 
 
 def define(source: GrammarSource, left_out: list[str]) -> str:
-    """Return llguidance's grammar for a source. left_out: gets the parts that it does not enforce. Raises GrammarError."""
+    """Return llguidance's grammar for a source. Raises GrammarError.
+
+    left_out: a list to which the parts that are not enforced are added.
+    """
     for name, _ in source.schemas:
         if not SCHEMA_NAME.fullmatch(name):
             raise GrammarError(f"{name!r} is no name of a schema")
@@ -518,7 +527,7 @@ def _schema(text: str, left_out: list[str]) -> str:
     left_out += soften(schema)
     close_objects(schema)
     check_schema(schema)
-    schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` takes no options
+    schema = schema if isinstance(schema, dict) else {"allOf": [schema]}  # a plain `true` cannot have options
     _check_style(schema.get("x-guidance"))
     written = json.dumps(schema)
     if len(written) > MOST_WRITTEN:
@@ -527,7 +536,7 @@ def _schema(text: str, left_out: list[str]) -> str:
 
 
 def _check_style(style: object) -> None:
-    """Raise GrammarError for separators that are not JSON's: no answer would be JSON."""
+    """Raise GrammarError for separators that are not JSON's. With them no answer would be JSON."""
     if not isinstance(style, dict):
         return
     for name, (pattern, expected) in SEPARATORS.items():
@@ -548,13 +557,13 @@ def _gbnf(source: GrammarSource) -> str:
         raise GrammarError("nested too deeply") from None
     except GbnfToLarkError as error:
         raise GrammarError(str(error)) from None
-    except Exception as error:  # the converter raises plain exceptions for missing and repeated rules
+    except Exception as error:  # the converter raises plain exceptions for missing or repeated rules
         raise GrammarError(str(error) or type(error).__name__) from None
     return LLMatcher.grammar_from_lark(lark)
 
 
 def _character(escape: re.Match[str]) -> str:
-    r"""Return the character of a `\u` escape, which the converter would spell without its zeros; all else as it stands."""
+    r"""Return the character of a `\u` escape, whose zeros the converter would drop. Any other escape stays as it is."""
     code = int(escape[1] or escape[2] or "0", 16)
     if code < 0x80 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return f"\\x{code:02x}" if 0 < code < 0x80 else escape[0]
@@ -572,7 +581,7 @@ def _lark(source: GrammarSource) -> str:
 
 
 def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
-    """Return the server's Lark grammar with `stand_in` for each token's name, for a vocabulary without these tokens."""
+    """Return the server's Lark grammar for a vocabulary without its tokens: `stand_in` replaces each token's name."""
     text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
     return replace(source, text=text)
 
@@ -585,10 +594,10 @@ DEFINITIONS: dict[Kind, Callable[[GrammarSource], str]] = {
 
 
 # ---- Process ------------------------------------------------------------------------------------------------------------
-# The process in which grammars are tried: started at the first use, and again after it has ended.
+# The process in which grammars are tried. It is started at the first use, and again after it has ended.
 
 FROM_OUTSIDE = {-getattr(signal, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signal, name)}
-"""Exit codes of a process that another process ended. No limit of the trial does that, so the grammar gets one more try."""
+"""Exit codes of a process that another process has killed. No limit of the trial does this, so the grammar is retried."""
 
 
 class TrialProcess:
@@ -596,13 +605,12 @@ class TrialProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._code = 0  # exit code of the last process that a grammar ended
+        self._code = 0  # exit code of the last process that ended during a trial
 
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
-        """Return llguidance's grammar for a source, and the parts that it does not enforce. The grammar compiles in
-        bounded time.
+        """Return llguidance's grammar for a source, and the parts that it does not enforce.
 
-        Raises GrammarError.
+        The grammar compiles in bounded time. Raises GrammarError.
         """
         line = self._ask(source)
         if not line and self._code in FROM_OUTSIDE:
@@ -615,9 +623,9 @@ class TrialProcess:
         return answer["grammar"], tuple(answer["left_out"])
 
     def _ask(self, source: GrammarSource) -> bytes:
-        """Return the line that answers a source; empty if the process ended over it."""
+        """Return the output line for a source; empty if the process ended while trying it."""
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended between two grammars, for no fault of this one
+            self.close()  # it ended between two grammars, so this grammar is not the cause
         process = self._process = self._process or _start()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -648,19 +656,19 @@ def _start() -> subprocess.Popen[bytes]:
 # ---- Compiles grammars in a separate process, with limits of time, memory and depth. ------------------------------------
 #
 # A grammar of a few hundred bytes can take minutes, gigabytes, or more stack than a thread has, and llguidance cannot be
-# stopped. Here such a grammar only ends this process: the server refuses the grammar and starts another process.
+# stopped. Here such a grammar ends only this process. The server then refuses the grammar and starts another process.
 #
-# Each line of input is a source; each line of output is llguidance's grammar for it, or the reason why it is refused.
+# Each line of input is a source. Each line of output is llguidance's grammar for the source, or why the source is refused.
 
-SECONDS = 2.0  # of processor time, for one grammar
+SECONDS = 2.0  # of processor time for one grammar
 BYTES = 1 << 30  # memory of the process
-STACK = 16 << 20  # bytes, a quarter of those that the server compiles with
-MOST_FORCED = 32 << 10  # bytes that every answer would start with: the engine has to wait for their tokens
-TOKEN = "<|tool|>"  # a token of the vocabulary here, whose other tokens are the bytes
+STACK = 16 << 20  # bytes: a quarter of the stack with which the server compiles
+MOST_FORCED = 32 << 10  # bytes with which every answer would start; the engine has to wait for their tokens
+TOKEN = "<|tool|>"  # a token of this process's vocabulary, whose other tokens are single bytes
 
 
 def main() -> None:
-    """Answer each line of stdin until it ends."""
+    """Answer each line of stdin until stdin ends."""
     with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse this one
         import resource
 
@@ -672,7 +680,7 @@ def main() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let a signal end the process after so much more processor time, whatever it does; 0: cancel that."""
+    """End the process, by a signal, after this much more processor time; 0 cancels the limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -701,7 +709,7 @@ def _answer(tokenizer: LLTokenizer, line: str) -> dict[str, str | list[str]]:
 
 
 def check(matcher: LLMatcher) -> None:
-    """Raise GrammarError for a grammar that has not compiled, or that no answer fits."""
+    """Raise GrammarError for a grammar that did not compile, or that no answer can match."""
     if not matcher.is_error():
         if (forced := len(matcher.compute_ff_bytes())) > MOST_FORCED:
             raise GrammarError(f"it begins with a text of {forced:,} bytes: expected at most {MOST_FORCED:,}")
@@ -711,6 +719,6 @@ def check(matcher: LLMatcher) -> None:
 
 
 def _plain(error: str) -> str:
-    """Return llguidance's message without its markers, on one line."""
+    """Return llguidance's message on one line, without its markers."""
     message = " ".join(error.replace("<non-verbose/>", "").split())
     return message if len(message) <= 300 else message[:300] + "..."

@@ -1,18 +1,19 @@
 """llama.cpp's saved state of a sequence, as bytes: cuts out a range of positions, joins ranges, and checks a state.
 
-A state is a magic number, the sequence's id, and one part for each memory of the model.
+A state consists of a magic number, the sequence's id, and one part for each memory of the model.
 
-- Attention (llama_kv_cache::state_write, one stream): the number of streams and the number of cells. Then each cell: its
-  position, its number of holders, and the holder; with rotary positions in several dimensions: position, number of holders,
-  two more positions, token, holder. Then whether V is transposed, and the number of layers. Then for each layer K's type and
-  row size, and K's row of each cell. V follows in the same form; if it is transposed, with its type, element size and width,
-  then for each of its numbers a row of all cells.
-- Recurrent (llama_memory_recurrent::state_write): the number of cells, 0 or 1, and the cell's position and number of
+- Attention (llama_kv_cache::state_write, one stream): the number of streams and the number of cells. Then for each cell its
+  position, its number of holders, and the holder. With rotary positions in several dimensions, a cell has its position, its
+  number of holders, two more positions, its token, and the holder. Then whether V is transposed, and the number of layers.
+  Then for each layer the type and row size of K, and K's row of each cell. V follows in the same form. A transposed V
+  instead has its type, element size and width, and then for each of its numbers a row of all cells.
+- Recurrent (llama_memory_recurrent::state_write): the number of cells (0 or 1), the cell's position, and its number of
   holders, which is 0. Then whether S is transposed, and the number of layers. Then for each tensor its type and row size,
   and its row if there is a cell.
 
-For a hybrid, two kinds of states are kept: runs, which have attention's cells and no recurrent cell, and the recurrent part
-alone. A model with a sliding window has two parts of attention: the layers that see all earlier tokens, and the others.
+A hybrid model has two kinds of saved states: runs, with attention cells but no recurrent cell, and the recurrent part alone.
+A model with a sliding window has two attention parts: the layers that see all earlier tokens, and the layers with the
+window.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from .errors import RunnerError
 HEADER = 16  # bytes: four 32-bit numbers
 CELL = 12  # bytes: position, number of holders, holder
 WIDE_CELL = 24  # bytes: position, number of holders, x, y, token, holder
-COUNT_AT = 3  # the place of the number of cells, among the header's numbers
-MAGIC, PREFACE = 4, 8  # bytes: the magic number; the magic number and the sequence's id
+COUNT_AT = 3  # the index of the number of cells among the header's numbers
+MAGIC, PREFACE = 4, 8  # bytes: the magic number; the magic number with the sequence's id
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 RECURRENT_CELL = 8  # bytes: position, number of holders
 BLOCK = 12  # bytes before the numbers of a tensor
-TOKEN_AT = 4  # the place of the token, among a wide cell's numbers
+TOKEN_AT = 4  # the index of the token among a wide cell's numbers
 
 
 def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL, num_parts: int = 1) -> np.ndarray:
-    """Return one run (uint8) of positions [start, stop), from runs that together have these positions.
+    """Return one run (uint8) of positions [start, stop), from runs that together contain these positions.
 
-    cell: bytes of one cell. num_parts: parts of attention. Raises RunnerError if a part does not have each position once.
+    cell: the bytes of one cell.
+    num_parts: the number of attention parts.
+
+    Raises RunnerError if a part does not contain each position once.
     """
     readers = [_Reader(run, start, stop) for run in runs]
     joined = [_of_all(readers, PREFACE)]
@@ -55,20 +59,22 @@ def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL,
             blocks = [reader.block(head, is_columns) for reader in readers]
             block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1 if is_columns else 0)
             joined += [head, block.reshape(-1)]
-    joined.append(readers[0].rest())  # of a hybrid: the recurrent part without a cell
+    joined.append(readers[0].rest())  # in a hybrid model: the recurrent part without a cell
     return np.concatenate(joined)
 
 
 def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
-    """Take the next bytes of all runs, which are equal in each, and return them once."""
+    """Read the next bytes of all runs, which are the same in each run, and return them once."""
     return [reader.take(size) for reader in readers][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A part of attention in a state. cell: bytes of a cell. lead: the 8 bytes after the cells.
+    """The form of an attention part in a state.
 
-    blocks: for each tensor, the 12 bytes before its numbers, and the bytes of its numbers for one cell.
+    cell: the bytes of a cell.
+    lead: the 8 bytes after the cells.
+    blocks: for each tensor, the 12 bytes before its numbers, and the size of its numbers for one cell in bytes.
     """
 
     cell: int
@@ -85,22 +91,22 @@ class Attention:
         return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
     def fits(self, state: np.ndarray, start: int, stop: int, sequence: int) -> bool:
-        """Return whether bytes of the right length are this part, whatever the tensors' numbers and the order of the cells.
+        """Return whether bytes of the right length have this part's form and contain each position [start, stop) once.
 
-        The cells of a state are in the order of the pool. Each position must be there once.
+        The order of the cells, which follows the pool, and the numbers of the tensors are not checked.
         """
         cells, at = stop - start, 8 + self.cell * (stop - start)
         if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
             return False
         numbers = np.frombuffer(state[8:at].tobytes(), np.int32).reshape(cells, -1).copy()
-        numbers[:, TOKEN_AT:-1] = 0  # of a wide cell: any token
+        numbers[:, TOKEN_AT:-1] = 0  # a wide cell may have any token
         if not np.array_equal(numbers[np.argsort(numbers[:, 0], kind="stable")], self._cells(start, stop, sequence)):
             return False
         lead = state[at : at + len(self.lead)].tobytes()
         return lead == self.lead and _has_blocks(state, at + len(self.lead), self.blocks, cells)
 
     def _cells(self, start: int, stop: int, sequence: int) -> np.ndarray:
-        """Return the numbers of the cells of positions [start, stop), in this order."""
+        """Return the numbers of the cells for positions [start, stop), in this order."""
         cells = np.zeros((stop - start, self.cell // 4), np.int32)
         cells[:, :TOKEN_AT] = np.arange(start, stop)[:, None]
         cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, sequence
@@ -109,25 +115,37 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """The part of recurrent layers in a state. lead, blocks: as in `Attention`, with one cell for all tokens."""
+    """The form of the recurrent layers' part in a state.
+
+    lead, blocks: as in `Attention`, but one cell stands for all tokens.
+    """
 
     lead: bytes
     blocks: tuple[tuple[bytes, int], ...]
 
     def size(self, num_cells: int) -> int:
-        """Return how many bytes this part takes in a state with one cell, or with none."""
+        """Return how many bytes this part takes in a state.
+
+        num_cells: 0 or 1.
+        """
         each = RECURRENT_CELL + sum(size for _, size in self.blocks)
         return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
 
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether bytes of the right length are this part after so many tokens (0: no cell), whatever its numbers."""
+        """Return whether bytes of the right length have this part's form after `num_tokens` tokens (0: no cell).
+
+        The numbers of the tensors are not checked.
+        """
         opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
         is_opening = state[: len(opening)].tobytes() == opening
         return is_opening and _has_blocks(state, len(opening), self.blocks, 1 if num_tokens else 0)
 
 
 def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...], cells: int) -> bool:
-    """Return whether each tensor has the expected first bytes. at: where the first one starts."""
+    """Return whether each tensor starts with the expected bytes.
+
+    at: where the first tensor starts.
+    """
     for head, size in blocks:
         if state[at : at + BLOCK].tobytes() != head:
             return False
@@ -137,9 +155,10 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """What all states of one context have in common: everything but the positions and the numbers of the tensors.
+    """The common form of all states of one context: everything but the positions and the numbers of the tensors.
 
-    attention: no part, one part, or two with a sliding window. recurrent: None if the model has no recurrent layers.
+    attention: the attention parts: none, one, or two with a sliding window.
+    recurrent: the recurrent part; None if the model has no recurrent layers.
     """
 
     magic: bytes
@@ -152,9 +171,9 @@ class StateLayout:
         return sum(part.token_bytes for part in self.attention)
 
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run (uint8) has this context's layout to its last byte, and exactly the positions [start, stop).
+        """Return whether a run (uint8) has, to the last byte, this context's layout and exactly the positions [start, stop).
 
-        llama.cpp can then read the run. The numbers of its tensors are not checked.
+        llama.cpp can read such a run. The numbers of its tensors are not checked.
         """
         if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
@@ -166,22 +185,22 @@ class StateLayout:
         return self.recurrent is None or self.recurrent.fits(run[at:], 0)
 
     def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a state (uint8) is, to its last byte, the recurrent part after `num_tokens` tokens."""
+        """Return whether a state (uint8) is, to the last byte, the recurrent part after `num_tokens` tokens."""
         if self.recurrent is None or not 0 < num_tokens < 1 << 31:
             return False
         is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
         return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the part of a run at positions [start, stop), as another run."""
+        """Return the part of a run at positions [start, stop) as a run."""
         return self.join([run], start, stop) if self.attention else run
 
     def join(self, runs: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
-        """Return one run of positions [start, stop), from runs that together have these positions. Raises RunnerError."""
+        """Return one run of positions [start, stop), from runs that together contain these positions. Raises RunnerError."""
         return join(runs, start, stop, cell=self.attention[0].cell, num_parts=len(self.attention))
 
     def size(self, num_tokens: int) -> int:
-        """Return the bytes of a run of `num_tokens` tokens."""
+        """Return the size of a run of `num_tokens` tokens in bytes."""
         attention = sum(part.size(num_tokens) for part in self.attention)
         return PREFACE + attention + (self.recurrent.size(0) if self.recurrent else 0)
 
@@ -192,9 +211,10 @@ class StateLayout:
 def layout_of(
     run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
 ) -> StateLayout | None:
-    """Return the layout of a context, read from a run of its first tokens; None if the layout is none of those above.
+    """Return the layout of a context, read from a run of its first tokens; None if it is none of the known layouts.
 
-    recurrent: for a model with recurrent layers, their state after these tokens. num_parts: parts of attention.
+    recurrent: the state of the recurrent layers after these tokens, if the model has such layers.
+    num_parts: the number of attention parts.
     """
     try:
         part = _recurrent(recurrent, PREFACE) if recurrent is not None else None
@@ -211,7 +231,7 @@ def layout_of(
 
 
 def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tuple[Attention, ...]:
-    """Read up to `num_parts` parts of `count` cells each, with cells of this size, as long as they make sense."""
+    """Read up to `num_parts` parts of `count` cells with this cell size, until a part makes no sense."""
     parts: list[Attention] = []
     at = PREFACE
     while len(parts) < num_parts and (part := _part(state, at, count, cell)):
@@ -221,7 +241,7 @@ def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tupl
 
 
 def _part(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
-    """Read the part at `at`; None if it makes no sense."""
+    """Read the part at byte `at`; None if it makes no sense."""
     at += 8 + cell * count
     lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
     blocks: list[tuple[bytes, int]] = []
@@ -249,7 +269,7 @@ def _recurrent(state: np.ndarray, at: int) -> Recurrent:
 
 
 def _number(state: np.ndarray, at: int) -> int:
-    """Return a 32-bit number, the lower half of longer ones. Raises IndexError."""
+    """Return a 32-bit number; of a longer number, the lower half. Raises IndexError."""
     return int(state[at : at + 4].copy().view(np.uint32)[0])
 
 
@@ -259,7 +279,7 @@ def _signed(state: np.ndarray, at: int) -> int:
 
 
 class _Reader:
-    """Walks through a run, and keeps the cells at positions [start, stop)."""
+    """Reads through a run, and keeps the cells at positions [start, stop)."""
 
     def __init__(self, run: np.ndarray, start: int, stop: int) -> None:
         self._run, self._start, self._stop = run, start, stop
@@ -272,21 +292,25 @@ class _Reader:
         return self._run[self._at - size : self._at]
 
     def rest(self) -> np.ndarray:
-        """Return the bytes that were not read yet."""
+        """Return the unread bytes."""
         return self._run[self._at :]
 
     def cells(self, cell: int) -> np.ndarray:
-        """Start a part, and return those of its cells that are kept, (cells, bytes)."""
+        """Start a part, and return its cells at the kept positions, (cells, bytes)."""
         self._count = int(self.take(8).copy().view(np.int32)[1])
         cells = self.take(cell * self._count).reshape(self._count, cell)
         positions = np.ascontiguousarray(cells[:, :4]).view(np.int32)[:, 0]
         kept = np.flatnonzero((positions >= self._start) & (positions < self._stop))
         together = len(kept) > 0 and kept[-1] - kept[0] + 1 == len(kept)
-        self._kept = slice(int(kept[0]), int(kept[-1]) + 1) if together else kept  # a slice copies far faster
+        self._kept = slice(int(kept[0]), int(kept[-1]) + 1) if together else kept  # a slice is copied much faster
         return cells[kept]
 
     def block(self, head: np.ndarray, is_columns: bool) -> np.ndarray:
-        """Return the kept part of one layer, after its head: a row of bytes a cell, or (width, cells, element) bytes."""
+        """Return the kept cells of one layer's tensor.
+
+        head: the 12 bytes before the tensor.
+        is_columns: the tensor is transposed. Its shape is then (width, cells, element bytes), otherwise (cells, row bytes).
+        """
         if not is_columns:
             row = int(head[4:].copy().view(np.uint64)[0])
             return self.take(self._count * row).reshape(self._count, row)[self._kept]

@@ -1,4 +1,4 @@
-"""Learns a model's costs on its device, from kept times or from a measurement now."""
+"""Learns a model's costs on its device, from stored times or from a measurement now."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ logger = logging.getLogger("slotcache")
 
 
 def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
-    """Give a context the costs of its device. The device is timed now, unless an earlier start has kept its times.
+    """Give a context the costs of its device. The device is timed now, unless an earlier start has stored its times.
 
-    The costs of the CPU are known, except for the tiles of its attention, whose kernels differ by a factor of up to six.
-    goes_on: called before each batch, with the work that is timed; once it returns False, nothing is learnt.
+    The costs of a CPU are known, except for the tiles of its attention, whose kernels differ by a factor of up to six
+    between CPUs.
+
+    goes_on: called before each batch, with the work that is timed. Once it returns False, nothing is learned.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
         return
     if device is None and model.split.devices():
-        return  # llama.cpp computes large batches on the card, wherever the weights are
+        return  # llama.cpp computes large batches on the card, even if the weights are elsewhere
     if chunk_of(context) < FEW:
         return
     name = device.name if device else "the CPU"
     try:
-        with ThreadPoolExecutor(1) as pool:  # a separate thread: OpenMP keeps workers for each thread that has computed
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own: OpenMP keeps workers for each thread that has computed
             times = pool.submit(_times_of, context, name, goes_on).result()
     except RunnerError as error:
         logger.warning("%s could not be timed: %s", name, error)
@@ -48,7 +50,10 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
 
 
 def subject_of(context: Context, device: Device | None) -> Subject:
-    """Return everything that the times of a context depend on. device: None for the CPU."""
+    """Return everything on which the times of a context depend.
+
+    device: the device; None for the CPU.
+    """
     model, settings = context.model, context.settings
     return Subject(
         device=identify(device) if device else ["CPU", cpu_name(), 0],
@@ -64,16 +69,16 @@ def subject_of(context: Context, device: Device | None) -> Subject:
             settings.micro_batch,
             model.repack,
             min(settings.num_cells, MOST_IDLE),
-            *([] if model.can_trim else ["saves"]),  # times from earlier versions had no saves
+            *([] if model.can_trim else ["saves"]),  # earlier versions did not time saves
             *([repr(model.split), *map(identify, model.devices)] if len(model.devices) > 1 else []),
             *model.altered,
-            *(["warm"] if device else []),  # times from earlier versions contained the first use of kernels
+            *(["warm"] if device else []),  # in earlier versions, times included the first use of kernels
         ],
     )
 
 
 def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
-    """Return the kept times if they are still right, or measured ones. Raises RunnerError and Stopped."""
+    """Return the stored times if they are still right, else measured times. Raises RunnerError and Stopped."""
     device, doing = context.model.device, f"timing {name}"
     subject, began = subject_of(context, device), perf_counter()
     kept = kept_times(subject)
@@ -95,9 +100,11 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 
 
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
-    """Return the times of a device, and what later starts do with them; "": they are not to be kept.
+    """Return the times of a device, and what later starts do with them, for the log; "" if they must not be stored.
 
-    cuts: earlier starts whose timing the bound has ended. Raises RunnerError and Stopped.
+    cuts: the number of earlier starts that ran out of time.
+
+    Raises RunnerError and Stopped.
     """
     times = timing.run()
     if timing.is_doubtful:

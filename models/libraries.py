@@ -1,4 +1,4 @@
-"""Compares the libraries of llama.cpp on this machine: how fast each of them computes a model, in a separate process."""
+"""Compares the libraries of llama.cpp on this machine: how fast each one computes a model, in a separate process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ from .split import parse_split
 from .trial import command, instructions
 
 logger = logging.getLogger("slotcache")
-PROMPT, STEPS = 512, 16  # tokens of a prompt; steps of one token each, of which the fastest stands for all
-ROUNDS = 3  # rounds over all libraries, since the speed of a machine changes; the fastest of each kind of work counts
-PATIENCE = 120  # s for one library in one round, with the trial of a new library
+PROMPT, STEPS = 512, 16  # tokens of a prompt; steps of one token, of which the fastest counts
+ROUNDS = 3  # over all libraries, since a machine's speed changes; the fastest prefill and decode count
+PATIENCE = 120  # s for one library in one round, including the trial of a new library
 
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpeed:
-    """The tokens a second of a library. refused: why there is no figure."""
+    """The speed of a library in tokens per second.
+
+    refused: why there is no figure.
+    """
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -44,7 +47,7 @@ class LibrarySpeed:
 
     @property
     def turn(self) -> float:
-        """Seconds of a prompt and its answer."""
+        """The seconds that a prompt and its answer take."""
         return PROMPT / self.prefill + ANSWER / self.decode
 
     def best(self, other: LibrarySpeed) -> LibrarySpeed:
@@ -54,17 +57,20 @@ class LibrarySpeed:
 
 
 def installed() -> list[Library]:
-    """Return the library in use, then the other ones in the order of the search."""
+    """Return the library in use, then the other libraries in search order."""
     used = llama.LIBRARY.path.resolve().parent
     return [llama.LIBRARY, *(found for found in llama.places() if found.path.resolve() != used)]
 
 
 Offload = tuple[int, str, str, str, int]
-"""The layers on GPUs, and how they are split: --device, --split-mode, --tensor-split, --main-gpu."""
+"""The number of layers on GPUs, then --device, --split-mode, --tensor-split and --main-gpu."""
 
 
 def compare(model: Path, threads: int, offload: Offload, log: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
-    """Return the speed of each library, the one in use first. log: called before each timing, with the library's name."""
+    """Return the speed of each library, starting with the library in use.
+
+    log: called with a library's name before each timing.
+    """
     speeds: dict[Library, LibrarySpeed] = {}
     found = installed()
     for number in range(ROUNDS):
@@ -76,15 +82,15 @@ def compare(model: Path, threads: int, offload: Offload, log: Callable[[str], No
     return speeds
 
 
-AS_LLAMA_CPP = ("", "layer", "", 0)  # layers are split by default
-MORE = 5.0  # s that the CPU has beyond the card's time, which contains the compilation of kernels
+AS_LLAMA_CPP = ("", "layer", "", 0)  # the default split
+MORE = 5.0  # s that the CPU may take beyond the card's time, which includes compiling kernels
 
 
 def hide_slower_card(model: Path, threads: int) -> None:
-    """Use no card in this process, if `auto` chose a build for the card and the CPU computes this model faster.
+    """Use no card in this process, if `auto` chose a build for cards and the CPU computes this model faster.
 
-    The CPU, and the card with all layers on it, are timed once, and the times are kept. If one cannot be timed, the card is
-    used. Call this before the first look at devices.
+    The CPU, and the card with all layers on it, are timed once, and the times are kept on disk. If one of them cannot be
+    timed, the card is used. Call this before the first look at the devices.
     """
     build = llama.LIBRARY.origin.removeprefix("npm-")
     if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
@@ -109,7 +115,7 @@ def _kept_turns(kept: Path) -> tuple[float, float] | None:
 
 
 def _turns(model: Path, threads: int) -> tuple[float, float]:
-    """Return the seconds of a turn on the card and on the CPU; 0: one could not be timed, or the CPU is far slower."""
+    """Return the seconds of a turn on the card and on the CPU; 0 and 0 if one cannot be timed or the CPU is far slower."""
     began = perf_counter()
     card = _speed(llama.LIBRARY, model, threads, (ALL_LAYERS, *AS_LLAMA_CPP))
     patience = perf_counter() - began + MORE
@@ -125,7 +131,10 @@ def _speed(
     patience: float = PATIENCE,
     hidden: Mapping[str, str] = MappingProxyType({}),
 ) -> LibrarySpeed:
-    """Time a library in a separate process. hidden: additions to its environment."""
+    """Time a library in a separate process.
+
+    hidden: additions to the environment of the process.
+    """
     folder = library.path if library.path.is_dir() else library.path.parent
     child = command("models.libraries", str(model), str(threads), *map(str, offload))
     environment = os.environ | {VARIABLES[0]: str(folder), **hidden}
@@ -142,16 +151,16 @@ def _speed(
 
 
 def main(path: str, threads: str, gpu_layers: str, *split: str) -> None:
-    """Print the tokens a second of this process's library, in prefill and in decode. Raises ModelError and RunnerError.
+    """Print the tokens per second of this process's library, in prefill and in decode. Raises ModelError and RunnerError.
 
-    split: as in `Offload`, without the layers.
+    split: the values of `Offload` after the number of layers.
     """
     gate.check()
     settings = ContextSettings(num_cells=2 * PROMPT, batch=PROMPT, threads=int(threads), num_sequences=2)
     names, mode, shares, main_gpu = split
     model = Model(Path(path), int(gpu_layers), split=parse_split(names, mode, shares, int(main_gpu)))
     runner = Runner(Context(model, settings))
-    _round(runner)  # the system reads the file, and llama.cpp allocates
+    _round(runner)  # untimed: the system reads the file, and llama.cpp allocates
     print(*_round(runner), flush=True)
 
 
@@ -169,7 +178,7 @@ def _seconds(runner: Runner, start: int, stop: int) -> float:
 
 
 def as_table(speeds: dict[Library, LibrarySpeed]) -> list[str]:
-    """Return a line for each library: its tokens a second, also as a share of those of the library in use."""
+    """Return one line per library: its tokens per second, and the ratio to the library in use."""
     used = speeds[llama.LIBRARY]
     width = max(len(str(library)) for library in speeds)
     lines = [f"{'library':{width}}  {'prefill':>17}  {'decode':>17}"]
@@ -184,7 +193,7 @@ def as_table(speeds: dict[Library, LibrarySpeed]) -> list[str]:
 
 
 def faster(speeds: dict[Library, LibrarySpeed]) -> Library | None:
-    """Return the fastest library, if it takes clearly less time than the one in use."""
+    """Return the fastest library, if it takes clearly less time than the library in use; else None."""
     timed = {library: speed.turn for library, speed in speeds.items() if not speed.refused}
     if llama.LIBRARY not in timed:
         return None

@@ -1,4 +1,4 @@
-"""The only access to llama.cpp: finds its library, refuses one of another layout, and binds the functions that we call."""
+"""The only access to llama.cpp: finds its library, refuses one with another layout, and binds the functions that we call."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ from .trial import PATIENCE, failure
 # ---- The library --------------------------------------------------------------------------------------------------------
 
 VARIABLES = ("SLOTCACHE_LLAMA", "LLAMA_CPP_LIB_PATH")
-"""Environment variables: a folder whose library is used instead of the installed ones."""
+"""Environment variables with a folder whose library is used instead of an installed one."""
 NAMES = ("libllama.so", "libllama.v*.so", "libllama.*.v*.so", "xllamacpp*.so", "libllama.dylib")
 REMEDY = (
     "pip install 'slotcache[llama]' builds one that fits, slotcache install or 'slotcache[prebuilt]' brings one; "
     "in a checkout, make serve"
 )
 MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's numbers
-SEGMENT = 56  # bytes of the row of a segment in an ELF file
+SEGMENT = 56  # bytes of a segment's row in an ELF file
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library file of llama.cpp. origin: the package that it came with. version: the package's, else llama.cpp's."""
+    """A library file of llama.cpp.
+
+    origin: the package that it came with, or the environment variable that names it.
+    version: the package's version, else llama.cpp's.
+    """
 
     path: Path
     origin: str
@@ -56,7 +60,7 @@ class Library:
 
 
 PASSED_OVER: dict[str, str] = {}
-"""By build for cards: why it was not taken at this start."""
+"""Why a build or a card is not used at this start: by the build's name, by `auto`, or by `hardware.FAILED`."""
 
 
 def find() -> Library:
@@ -74,9 +78,9 @@ def find() -> Library:
 
 
 def places() -> Iterator[Library]:
-    """Yield the libraries that may exist: those that the environment names, then those of packages.
+    """Yield the libraries that may exist: first those that the environment names, then those of packages.
 
-    npm's builds for cards come before packages, if they passed the trial of `slotcache install`.
+    The builds that `slotcache install` chose come before the packages, npm's other builds after them.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
@@ -84,7 +88,7 @@ def places() -> Iterator[Library]:
     first = builds.installed_builds().builds
     yield from _npm(first)
     for module, package, folder in (("llama_cpp", "llama-cpp-python", "lib"), ("xllamacpp", "xllamacpp", "")):
-        if (spec := find_spec(module)) and spec.origin:  # without an origin: a folder of that name, and no package
+        if (spec := find_spec(module)) and spec.origin:  # no origin: a folder of that name, not a package
             yield Library(Path(spec.origin).parent / folder, package, _version_of(package))
     yield from _npm([build for build in cards.BUILDS if build not in first])
 
@@ -98,7 +102,7 @@ def _npm(names: Iterable[str]) -> Iterator[Library]:
 
 def _in_folder(place: Library) -> Library:
     """Return the library in a folder. Raises LibraryError."""
-    place = replace(place, path=place.path.absolute())  # a bare name would be looked for in the system's folders
+    place = replace(place, path=place.path.absolute())  # a bare name would be searched in the system's folders
     try:
         names = os.listdir(place.path)
         found = [place.path / name for pattern in NAMES for name in sorted(fnmatch.filter(names, pattern))]
@@ -139,7 +143,7 @@ print("passed")
 
 
 def _open(found: Library) -> ctypes.CDLL:
-    """Load a library, once another process has loaded it. Raises LibraryError."""
+    """Load a library, after another process has loaded it. Raises LibraryError."""
     try:
         if sys.platform == "linux":
             _check_file(found)
@@ -151,7 +155,7 @@ def _open(found: Library) -> ctypes.CDLL:
 
 
 def _check_file(found: Library) -> None:
-    """Raise LibraryError for a file of another CPU, or one that was cut short: loading it would end the process."""
+    """Raise LibraryError for a file for another CPU, or an incomplete file. Loading it would end the process."""
     with found.path.open("rb") as file:
         head, size = file.read(64), os.fstat(file.fileno()).st_size
         if len(head) < 64 or head[:6] != b"\x7fELF\2\1":
@@ -178,9 +182,9 @@ library = _open(LIBRARY)
 
 # ---- The backends beside the library: what they need, and why one is not loaded. ----------------------------------------
 
-BACKENDS = re.compile(r"libggml-(cuda|vulkan|hip|sycl|metal)\b.*\.(so|dylib)")  # for cards
+BACKENDS = re.compile(r"libggml-(cuda|vulkan|hip|sycl|metal)\b.*\.(so|dylib)")  # backends for cards
 CUDA_RUNTIME = re.compile(rb"libcudart\.so\.(\d+)")
-HEAD = 1 << 20  # first bytes of a backend's file, which name the libraries that it needs
+HEAD = 1 << 20  # the first bytes of a backend's file, which name the libraries that it needs
 OPENING = """
 import ctypes, sys
 for needed in sys.argv[2:]: ctypes.CDLL(needed, ctypes.RTLD_GLOBAL)
@@ -189,14 +193,14 @@ ctypes.CDLL(sys.argv[1])
 
 
 def backends() -> list[Path]:
-    """Return the backends for cards that are in the library's folder."""
+    """Return the backends for cards in the library's folder."""
     with contextlib.suppress(OSError):
         return sorted(path for path in LIBRARY.path.parent.iterdir() if BACKENDS.fullmatch(path.name) and path.is_file())
     return []
 
 
 def _needed(backend: Path) -> list[Path]:
-    """Return CUDA's libraries that a backend needs, from pip's packages or the system: the loader does not find all."""
+    """Return CUDA's libraries that a backend needs, from pip's packages or the system. The loader does not find them all."""
     with contextlib.suppress(OSError), backend.open("rb") as file:
         if found := CUDA_RUNTIME.search(file.read(HEAD)):
             return cards.runtime(int(found[1]), cards.root_folder())
@@ -212,7 +216,7 @@ def open_needed() -> None:
 
 
 def why_not_loaded(backend: Path) -> str:
-    """Return why a backend cannot be opened, with the remedy if it is known. A separate process tries it."""
+    """Return why a backend cannot be opened, with the remedy if it is known. A separate process tries to open it."""
     command = [sys.executable, "-I", "-S", "-c", OPENING, str(backend), *map(str, _needed(backend))]
     try:
         done = run_child(command, timeout=PATIENCE)
@@ -363,7 +367,7 @@ class llama_token_data_array(ctypes.Structure):
 
 
 # ---- Binding ------------------------------------------------------------------------------------------------------------
-# The signatures below use llama.h's types: each is Python's type and the one that ctypes passes.
+# The signatures below use llama.h's types. Each is a Python type, with the type that ctypes passes.
 
 int32_t = Annotated[int, ctypes.c_int32]
 uint32_t = Annotated[int, ctypes.c_uint32]
@@ -579,7 +583,7 @@ if not LIBRARY.version:
     LIBRARY = replace(LIBRARY, version=llama_version().decode())
 
 # ---- The layout of the parameters ---------------------------------------------------------------------------------------
-# ctypes checks nothing: with one field more or less, a library of another version would read wrong flags.
+# ctypes checks nothing. A library of another version, with one field more or less, would read wrong flags.
 
 DEFAULTS = (
     (
@@ -597,9 +601,9 @@ DEFAULTS = (
         },
     ),
 )
-"""The structures that set-up passes by value, and their defaults; fields that are not listed are 0 or null."""
+"""The structures that are passed by value at set-up, with their defaults. Fields that are not listed are 0 or null."""
 CANARY = b"\xa5"
-SPARE = 256  # bytes after a structure, which a larger structure of the library would fill
+SPARE = 256  # bytes after our structure, which a larger structure of the library would overwrite
 
 
 def check_layout() -> None:
@@ -613,7 +617,7 @@ def check_layout() -> None:
 
 
 def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, bytes]:
-    """Return the library's defaults in our structure, and the bytes after it as the library left them."""
+    """Return the library's defaults in our structure, and the bytes after the structure as the library left them."""
 
     class Padded(ctypes.Structure):
         _fields_ = (("params", layout), ("spare", ctypes.c_char * SPARE))
@@ -621,7 +625,7 @@ def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, byte
     symbol = layout.__name__.replace("_params", "_default_params"), library
     padded = Padded()
     ctypes.memset(ctypes.addressof(padded), CANARY[0], ctypes.sizeof(padded))
-    if platform.machine() in ("x86_64", "AMD64"):  # the caller passes the place of the result as a hidden first argument
+    if platform.machine() in ("x86_64", "AMD64"):  # here the caller passes the result's address as a hidden first argument
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(symbol)(ctypes.addressof(padded))
         return padded.params, ctypes.string_at(ctypes.addressof(padded) + Padded.spare.offset, SPARE)
     return ctypes.CFUNCTYPE(Padded)(symbol)().params, CANARY * SPARE
@@ -636,13 +640,13 @@ HARD = 2  # omp.h: omp_pause_hard
 
 
 def loaded_libraries() -> set[Path]:
-    """Return the libraries that this process has loaded. Raises OSError where Linux does not list them."""
+    """Return the libraries that this process has loaded. Raises OSError if Linux does not list them."""
     lines = MAPS.read_text().splitlines()
     return set(map(Path, {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}))
 
 
 def release_workers() -> None:
-    """End the workers that GNU's OpenMP keeps for the calling thread. A later computation gets new ones.
+    """End the workers that GNU's OpenMP keeps for the calling thread. A later computation gets new workers.
 
     Workers of a thread that no longer computes still count. If there are more workers than cores, OpenMP lets each worker
     sleep at every barrier instead of spinning.
@@ -654,17 +658,17 @@ def release_workers() -> None:
                     ctypes.CDLL(str(path)).omp_pause_resource_all(HARD)
 
 
-# ---- llama.cpp's own log, turned into Python's, with its last complaints kept for error messages. -----------------------
+# ---- llama.cpp's log, forwarded to Python's log. The last errors are kept for error messages. ---------------------------
 
 logger = logging.getLogger("slotcache.llama")
 ERROR = 4  # ggml's levels: 1 debug, 2 info, 3 warning, 4 error, 5 continued
-NO_REASON = "failed to load model"  # the end of a line that only repeats that a load has failed
+NO_REASON = "failed to load model"  # the end of a line that only says that a load has failed
 COMPLAINTS: deque[str] = deque(maxlen=8)
 PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
 LAYERS: dict[int, str] = {}
-"""The device of each layer, the output last, of the model that was loaded last. No function of llama.cpp reports it."""
+"""The device of each layer, the output last, in the model that was loaded last. No function of llama.cpp reports it."""
 HEEDED: dict[tuple[str, str], str] = {}
-"""Metadata overrides that llama.cpp has looked at, by key and type: "", or the type that it expected instead."""
+"""Metadata overrides that llama.cpp has read, by key and type: "", or the type that it expected instead."""
 USED = re.compile(r"Using metadata override \( *(\w+)\) '(.*)' =")
 MISTYPED = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -686,32 +690,32 @@ def _forward(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 
 def capture() -> None:
-    """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of stderr."""
+    """Send llama.cpp's log to the logger `slotcache.llama` at DEBUG, instead of to stderr."""
     llama_log_set(_forward, ctypes.c_void_p(0))
 
 
-MOST_WORDS = 5.0  # s that all `LAST_WORDS` may take
+MOST_WORDS = 5.0  # s that all `LAST_WORDS` together may take
 LAST_WORDS: list[Callable[[str], None]] = []
-"""Functions that are called before llama.cpp ends the process, in any thread, with its reason."""
+"""Functions that are called with the reason before llama.cpp ends the process, in any thread."""
 _SPEAKING = threading.RLock()
 
 
 @ggml_last_words_callback
 def _abort(message: bytes) -> None:
     reason = message.decode("utf-8", "replace")
-    _SPEAKING.acquire()  # for good: other threads with the same error wait here for the end of the process
+    _SPEAKING.acquire()  # never released: other threads with the same error wait here until the process ends
     end = threading.Timer(MOST_WORDS, os.abort)
     end.daemon = True
     with contextlib.suppress(Exception):
         end.start()
-        print(reason, file=sys.stderr, flush=True)  # ggml prints nothing where it has a callback
+        print(reason, file=sys.stderr, flush=True)  # ggml prints nothing if it has a callback
     for act in list(LAST_WORDS):
         with contextlib.suppress(Exception):
             act(reason)
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Have `act` called before llama.cpp ends the process, as it does if a device is gone or after an internal error.
+    """Call `act` before llama.cpp ends the process, as it does if a device is lost or after an internal error.
 
     Return a function that undoes this.
     """

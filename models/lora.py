@@ -1,4 +1,4 @@
-"""LoRA adapters: loads them, and applies a set of them, with scales, for each request."""
+"""LoRA adapters: loads adapters, and applies a set of them, with scales, for each request."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .model import Model, check_file
 from .model_files import KnownFiles
 
 NO_ADAPTERS = ""  # the name of the empty set
-SOFTWARE = "llvmpipe"  # Mesa's Vulkan on a CPU, by its description: llama.cpp's heap is damaged there after some requests
+SOFTWARE = "llvmpipe"  # in the description of Mesa's Vulkan for CPUs, where some requests damage llama.cpp's heap
 
 
 class Adapters:
     """The adapters of a model, numbered from 0. They live as long as the weights, and must be loaded before any context.
 
-    The name of a set of adapters contains its files and scales. KV of one name is equal to the bit until the weights are
-    unloaded; with a single adapter also later, and in a later process. llama.cpp adds several adapters in the order of their
-    addresses, so their sum is rounded differently after each load.
+    The name of a set of adapters contains the digests of their files and their scales. KV of the same name is equal to the
+    bit until the weights are unloaded. With a single adapter, it is also equal later and in a later process. llama.cpp adds
+    several adapters in the order of their addresses, so their sum is rounded differently after each load.
 
     usual: the scale of each adapter if a request sets none. After the load, only the event loop uses it.
     """
@@ -50,14 +50,17 @@ class Adapters:
         return len(self.paths)
 
     def set_usual(self, scales: Mapping[int, float]) -> None:
-        """Change the usual scales. An adapter without a scale in `scales` gets 0. Raises UnknownAdapter."""
+        """Change the usual scales. An adapter without an entry in `scales` gets 0. Raises UnknownAdapter."""
         self._check(scales)
         self.usual = dict.fromkeys(self.usual, 0.0) | {**scales}
 
     def name(self, scales: Mapping[int, float] | None = None) -> str:
         """Return the name of the set of adapters with these scales.
 
-        An adapter without a scale, or with 0, is not in the set. scales: by the adapters' numbers; None: the usual scales.
+        An adapter without a scale, or with scale 0, is not in the set.
+
+        scales: the scales by adapter number; None for the usual scales.
+
         Raises UnknownAdapter.
         """
         scales = self.usual if scales is None else scales

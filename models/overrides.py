@@ -12,12 +12,12 @@ from . import llama
 from .errors import ModelError
 from .hardware import HOST, buffer_types
 
-# ---- Tensors apart from their layer: the experts of a mixture, for which many cards have no memory. ---------------------
+# ---- Tensors in another place than their layer: the experts of a mixture, for which many cards lack memory. -------------
 
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
 """A pattern for the names of expert tensors, after the name of their block."""
 
-MOST_LAYERS = 512  # of any model, by llama.cpp
+MOST_LAYERS = 512  # llama.cpp's limit for any model
 
 
 class OverrideRow(ctypes.Structure):
@@ -28,7 +28,11 @@ class OverrideRow(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The place of tensors. pattern: a regular expression for their names. buffer: ggml's name for a kind of memory."""
+    """The place of some tensors.
+
+    pattern: a regular expression for the names of the tensors.
+    buffer: ggml's name for a kind of memory.
+    """
 
     pattern: str
     buffer: str
@@ -52,7 +56,10 @@ def experts_on_host(num_layers: int) -> tuple[Override, ...]:
 
 
 def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None if there are no overrides."""
+    """Return llama.cpp's array of overrides; None if there are none.
+
+    The array must live as long as a model may be loaded with it.
+    """
     if not overrides:
         return None
     known = buffer_types()
@@ -61,7 +68,7 @@ def as_array(overrides: tuple[Override, ...]) -> ctypes.Array[OverrideRow] | Non
 
 
 # ---- Metadata -----------------------------------------------------------------------------------------------------------
-# llama.cpp takes a value from these rows where it would read one from the file, and logs that it did.
+# For a key in these rows, llama.cpp uses their value instead of the file's value, and logs this.
 
 Number = int | float | bool | str
 MOST_BYTES = 127  # bytes of a key, and of a text
@@ -69,7 +76,7 @@ MOST_BYTES = 127  # bytes of a key, and of a text
 
 @dataclass(frozen=True, slots=True)
 class MetadataOverride:
-    """A key of a model's metadata, and the value that replaces the one in the file."""
+    """A key of a model's metadata, and the value that replaces the file's value."""
 
     key: str
     value: Number
@@ -83,7 +90,7 @@ class MetadataOverride:
 
     @property
     def text(self) -> str:
-        """The value in the form in which llama.cpp writes a value of the file."""
+        """The value as text, in the form in which llama.cpp writes a value of the file."""
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
         return f"{self.value:.6f}" if isinstance(self.value, float) else str(self.value)
@@ -106,7 +113,7 @@ FIELDS = {"int": "val_i64", "float": "val_f64", "bool": "val_bool", "str": "val_
 
 
 def parse_metadata(text: str) -> tuple[MetadataOverride, ...]:
-    """Parse KEY=TYPE:VALUE,... as llama-server does for --override-kv; a text with commas is quoted. Raises ModelError."""
+    """Parse KEY=TYPE:VALUE,... as llama-server does for --override-kv. A text with commas is quoted. Raises ModelError."""
     found: dict[str, MetadataOverride] = {}
     for entry in filter(None, next(csv.reader([text]), [])):
         key, _, typed = entry.partition("=")
@@ -126,7 +133,7 @@ def parse_metadata(text: str) -> tuple[MetadataOverride, ...]:
 
 
 def _value(name: str, text: str) -> Number:
-    """Parse a value. Raises KeyError for an unknown type, ValueError for a text that is no value of the type."""
+    """Parse a value. Raises KeyError for an unknown type, and ValueError for a text that is no value of the type."""
     value = {"int": int, "float": float, "bool": {"true": True, "false": False}.get, "str": str}[name](text)
     if value is None or (name == "int" and not -(1 << 63) <= value < 1 << 63) or (name == "float" and not isfinite(value)):
         raise ValueError
@@ -136,9 +143,11 @@ def _value(name: str, text: str) -> Number:
 def metadata_rows(
     overrides: Sequence[MetadataOverride], first: Sequence[llama.llama_model_kv_override] = ()
 ) -> ctypes.Array[llama.llama_model_kv_override] | None:
-    """Return llama.cpp's array, which must live as long as a model may be loaded with it; None if there are no rows.
+    """Return llama.cpp's array of overrides; None if there are no rows.
 
-    first: rows that come first, because llama.cpp takes the first of two rows for a key.
+    The array must live as long as a model may be loaded with it.
+
+    first: rows to put first, because llama.cpp uses the first of two rows with the same key.
     """
     rows = [*first, *(override.row() for override in overrides)]
     return (
@@ -151,11 +160,13 @@ def metadata_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary positions are scaled. A value that is not given is that of the model's file.
+    """How rotary positions are scaled. Values that are not given come from the model's file.
 
-    kind: none, linear or yarn. base: the base of the frequencies. scale: the factor of the frequencies, 0.25 for a context
-    four times as long. original: tokens for which the model was trained before YaRN. ext_factor, attn_factor, beta_fast,
-    beta_slow: parameters of YaRN.
+    kind: none, linear or yarn.
+    base: the base of the frequencies.
+    scale: the factor of the frequencies: 0.25 for a context four times as long.
+    original: the tokens for which the model was trained before YaRN.
+    ext_factor, attn_factor, beta_fast, beta_slow: parameters of YaRN.
     """
 
     kind: str = ""

@@ -1,4 +1,4 @@
-"""Penalties for repetition. Their time depends neither on the context nor on the vocabulary: only the last tokens count."""
+"""Penalties for repetition. They read only the last tokens, so their time does not grow with context or vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .sampling_params import Sampling
 
-LOG_FLOAT = 88.7228391  # logarithm of the largest float: a larger power of the base would be infinite
+LOG_FLOAT = 88.7228391  # the logarithm of the largest float, beyond which a power of the base is infinite
 
 
 class Logits(Protocol):
@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in `values` that belong to some of `tokens` (sorted), and each place's index in `tokens`."""
+        """Return the places in `values` that belong to one of `tokens` (sorted), and each place's index in `tokens`."""
         ...
 
 
@@ -47,7 +47,7 @@ class RecentTokens:
 
 
 class Penalties:
-    """llama-server's `penalties`: lower logits for each token that is among the last `repeat_window` tokens."""
+    """llama-server's `penalties`: lowers the logits of the last `repeat_window` tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._history = RecentTokens(sampling.repeat_window)
@@ -60,7 +60,7 @@ class Penalties:
 
     @np.errstate(over="ignore", invalid="ignore")  # a penalty may be as large as any number
     def apply(self, logits: Logits) -> bool:
-        """Change the logits; return whether any may have changed."""
+        """Change the logits. Return whether any logit may have changed."""
         tokens, counts = np.unique(self._history.tokens, return_counts=True)
         places, which = logits.places(tokens)
         values = logits.values[places]
@@ -70,9 +70,11 @@ class Penalties:
 
 
 class Dry:
-    """llama-server's `dry` (don't repeat yourself): lower logits for tokens that continue a repeated sequence.
+    """llama-server's `dry` (don't repeat yourself): lowers the logits of tokens that continue a repeated sequence.
 
-    piece: returns the bytes of a token. A sequence ends at a breaker.
+    A sequence ends at a breaker.
+
+    piece: returns the bytes of a token.
     """
 
     def __init__(self, sampling: Sampling, piece: Callable[[int], bytes]) -> None:
@@ -81,10 +83,10 @@ class Dry:
         self._allowed, self._piece = sampling.dry_allowed_length, piece
         self._breakers = Breakers(sampling.dry_sequence_breakers)
         self._most = int(LOG_FLOAT / math.log(self._base)) if self._base > 1.000001 else 0
-        self._lengths = np.zeros(0, np.int32)  # for each token but the last: how long a sequence ends there and at the end
+        self._lengths = np.zeros(0, np.int32)  # `repeated` of the history
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Take more tokens (int32)."""
+        """Add more tokens (int32)."""
         self._history.extend(tokens)
         known = self._history.tokens
         self._breakers.extend([self._piece(token) for token in tokens[-len(known) :].tolist()])
@@ -93,7 +95,7 @@ class Dry:
 
     @np.errstate(over="ignore", invalid="ignore")  # a penalty may be as large as any number
     def apply(self, logits: Logits) -> bool:
-        """Change the logits; return whether any may have changed."""
+        """Change the logits. Return whether any logit may have changed."""
         known, free = self._history.tokens, min(self._breakers.since, len(self._history.tokens))
         if len(known) <= self._allowed or free < self._allowed:
             return False
@@ -112,16 +114,19 @@ class Dry:
 
 
 class Breakers:
-    """Finds the texts that end a repeated sequence. since: the number of tokens after the last such text."""
+    """Finds the texts that end a repeated sequence.
+
+    since: the number of tokens after the last such text.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.since = 0
         self._texts = [text.encode("utf-8", "replace") for text in texts if text]
         self._longest = max(map(len, self._texts), default=0)
-        self._end = b""  # the end of the text so far
+        self._end = b""  # the last bytes of the text so far
 
     def extend(self, pieces: Sequence[bytes]) -> None:
-        """Take the next tokens, each as bytes."""
+        """Add the next tokens, each as bytes."""
         text = self._end + b"".join(pieces)
         found = max((at + len(each) for each in self._texts if (at := text.rfind(each)) >= 0), default=0)
         start = len(text)
@@ -140,7 +145,7 @@ class Breakers:
 
 
 def repeated(tokens: np.ndarray) -> np.ndarray:
-    """Return, for each token but the last, how many tokens up to it equal the last tokens. Shape: (tokens - 1,)."""
+    """Return, for each token but the last, how many tokens up to it equal the newest tokens. Shape: (tokens - 1,)."""
     lengths = np.zeros(max(len(tokens) - 1, 0), np.int32)
     places, last = np.arange(len(lengths)), len(tokens) - 1
     for length in range(len(lengths)):
@@ -153,7 +158,7 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 
 
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return `repeated(tokens)` from its result before the last token was added. The oldest token may be gone since."""
+    """Return `repeated(tokens)` from its result before the last token was added. The oldest token may be gone."""
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0
     return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

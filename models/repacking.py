@@ -1,8 +1,8 @@
 """Measures, at a model's first start, whether a CPU computes it faster with its weights in another layout.
 
-The result depends on the CPU, on llama.cpp's kernels for it, and on the quantisation: on an EPYC, Q4_0 takes 0.7 of the time
-and Q4_K 1.3. The measurement runs in a separate process, since some machines report AMX and forbid its use, which ends the
-process.
+The result depends on the CPU, on llama.cpp's kernels for the CPU, and on the quantization: on an EPYC, Q4_0 takes 0.7 of the
+time and Q4_K 1.3. The measurement runs in a separate process, because some machines report AMX but forbid its use, which
+ends the process.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from .runner import Runner
 from .trial import command
 
 logger = logging.getLogger("slotcache")
-SMALLEST = 64 << 20  # bytes: a smaller model is fast either way
+SMALLEST = 64 << 20  # bytes; a smaller model is fast with either layout
 PROMPT, ANSWER = 256, 32  # tokens of the turn that is compared
-GAIN = 0.9  # of the time: less is noise, and not worth a second copy of the weights
-ROUNDS = 4  # turns of each layout; the fastest counts
-STEPS = 4  # steps of one token in a turn; the fastest stands for the whole answer
-ENOUGH = 15.0  # s, loading included: no further round begins
-PATIENCE = 60.0  # s, for the whole measurement
-LOOK = 0.1  # s between looks at whether to go on
-LARGEST = 128  # bytes of a file of times
+GAIN = 0.9  # the ratio of times below which another choice is worthwhile, in spite of noise and a second copy of the weights
+ROUNDS = 4  # turns with each layout; the fastest counts
+STEPS = 4  # steps of one token in a turn; the fastest stands for all steps of the answer
+ENOUGH = 15.0  # s, loading included, after which no further round begins
+PATIENCE = 60.0  # s for the whole measurement
+LOOK = 0.1  # s between two calls of `goes_on`
+LARGEST = 128  # bytes of a file with times
 LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes less time with repacked weights. The times are kept for later starts.
+    """Return whether a turn takes less time with repacked weights. The times are stored for later starts.
 
-    goes_on: called ten times a second; once it returns False, the result is False, and no times are kept. Raises ModelError
-    if the file is no model.
+    goes_on: called ten times a second. Once it returns False, the result is False, and no times are stored.
+
+    Raises ModelError if the file is no model.
     """
     check_file(path)
     size = sum(file.stat().st_size for file in files_of(path))
-    if not SMALLEST <= size <= free_memory() / 2:  # repacked weights are no pages of the file
+    if not SMALLEST <= size <= free_memory() / 2:  # unlike plain weights, repacked ones are no pages of the file
         return False
     kept = cache_folder() / "times" / f"{_name(path, threads)}.repack"
     times = _read(kept)
@@ -74,8 +75,12 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
     """Return whether to repack weights: as at the first start with this folder of KV, else as `choose` decides now.
 
-    The choice is kept, because KV of one layout cannot be used with the other, and a change of free memory could change the
-    choice. choose: returns the choice; None is no choice, and is not kept. Raises ModelError if the file is no model.
+    The choice is stored, because KV of one layout cannot be used with the other layout, and a change of free memory could
+    change the choice.
+
+    choose: returns the choice, or None for no choice, which is not stored.
+
+    Raises ModelError if the file is no model.
     """
     check_file(path)
     parts = gate.identity(), digest(files_of(path))
@@ -84,15 +89,15 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
         if kept.is_file() and (known := kept.read_bytes()[:LARGEST]) in LAYOUTS:
             return LAYOUTS[known] and sum(file.stat().st_size for file in files_of(path)) <= free_memory()
     if (chosen := choose()) is not None:
-        with contextlib.suppress(OSError):  # a read-only folder: the layout is chosen at every start
+        with contextlib.suppress(OSError):  # with a read-only folder, every start chooses the layout
             keep(kept, "repacked" if chosen else "plain")
     return bool(chosen)
 
 
 def main(path: str, threads: str) -> None:
-    """Print the seconds of a turn with the weights as they are, and repacked.
+    """Print the seconds of a turn with plain and with repacked weights.
 
-    Both models are loaded and timed in turn, since the speed of a machine changes by more than the layouts differ.
+    Both models are loaded, and timed alternately, because the speed of a machine changes by more than the layouts differ.
     """
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
@@ -103,7 +108,7 @@ def main(path: str, threads: str) -> None:
 
 
 def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn without and with repacked weights; one number alone if these cannot be used.
+    """Return the seconds of a turn with plain and with repacked weights; one number alone if repacked ones cannot be used.
 
     Raises OSError if no process can be started.
     """
@@ -123,7 +128,7 @@ def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[floa
 def _runner(path: Path, threads: int, repack: bool) -> Runner:
     model = Model(path, 0, repack=repack)
     runner = Runner(Context(model, ContextSettings(num_cells=2 * PROMPT, threads=threads, num_sequences=2)))
-    _seconds(runner, 1)  # the system reads the file
+    _seconds(runner, 1)  # untimed: the system reads the file
     return runner
 
 
@@ -141,7 +146,7 @@ def _seconds(runner: Runner, size: int) -> float:
 
 
 def _read(kept: Path) -> list[float] | None:
-    """Return the kept times; None: there are none."""
+    """Return the stored times; None if there are none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         if kept.is_file():  # a pipe would wait for a writer
             with kept.open("rb") as file:
@@ -150,7 +155,7 @@ def _read(kept: Path) -> list[float] | None:
 
 
 def _name(path: Path, threads: int) -> str:
-    """Return a name for everything that the times depend on."""
+    """Return a name that depends on everything on which the times depend."""
     system = llama.llama_print_system_info().decode("utf-8", "replace")
     parts = ([*map(stamp, files_of(path))], platform.machine(), cpu_name(), llama.LIBRARY.version, system, threads, ROUNDS)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -2,9 +2,9 @@
 
 Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do not
 change values. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured
-in the model itself, with one token at positions 0, 1, 2, 4, 8, ...: each key gives the angles twice as exactly as the key
-before. The measurement covers every influence on the angles: base, scale, factors in a tensor, YaRN, layers with other
-angles or with none.
+in the model itself, with one token at positions 0, 1, 2, 4, 8, ... Each key determines the angles twice as exactly as the
+key before. The measurement covers everything that affects the angles: base, scale, factors in a tensor, YaRN, and layers
+with other angles or with none.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from .model import Model
 
 NORM, NEOX = llama.LLAMA_ROPE_TYPE_NORM, llama.LLAMA_ROPE_TYPE_NEOX
 NUMBERS = {0: np.dtype(np.float32), 1: np.dtype(np.float16)}  # by ggml's type
-TOLERANCE = 4e-3  # of the largest number of a layer: f16 is rounded twice
-TOLERANCE_STEP = 2e-6  # further tolerance for each position of distance: llama.cpp computes angles as float32
+TOLERANCE = 4e-3  # as a share of the largest number of a layer, since f16 is rounded twice
+TOLERANCE_STEP = 2e-6  # further tolerance per position of distance, since llama.cpp computes angles as float32
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a key's numbers are paired. head: the size of a head, in numbers. turned: how many numbers of a head turn;
-    they are its first ones.
+    """How a key's numbers are paired.
 
-    neighbours: each pair is a number and the next one. Otherwise a number of the first half of the turned numbers is paired
-    with one of the second half.
+    head: the size of a head, in numbers.
+    turned: how many numbers of a head are rotated, starting with the first.
+    neighbours: each pair is a number and the next one. Otherwise a number of the first half of the rotated numbers is paired
+    with a number of the second half.
     """
 
     head: int
@@ -58,14 +59,17 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """Moves the runs of one context. angles: those of one position, in radians, (layers, pairs), float64."""
+    """Moves the runs of one context.
+
+    angles: the angles of one position in radians, (layers, pairs), float64.
+    """
 
     attention: Attention
     rope: Rope
     angles: np.ndarray
 
     def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
-        """Return a run (uint8) at positions `distance` higher. This rounds the keys once, so move only unmoved runs."""
+        """Return a run (uint8) at positions higher by `distance`. This rounds the keys once, so move only unmoved runs."""
         run = run.copy()
         positions = self.positions(run)
         positions += np.int32(distance)
@@ -84,14 +88,14 @@ class Rotation:
     def _turn(self, keys: np.ndarray, angles: np.ndarray) -> None:
         """Turn the keys (cells, width) of a layer in place."""
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        numbers = keys.astype(np.float32)  # all together: strided, it takes twice as long
+        numbers = keys.astype(np.float32)  # in one copy, since strided access takes twice as long
         first, second = self.rope.pairs(numbers)
         first[...], second[...] = first * cos - second * sin, first * sin + second * cos
         keys[...] = numbers
 
 
 def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
-    """Return why runs of this layout cannot be moved; empty if nothing is known against it."""
+    """Return why runs of this layout cannot be moved; empty if there is no known reason."""
     if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
     if layout.attention[1:]:
@@ -109,7 +113,10 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
 
 
 def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
-    """Return the rotation. runs: by position 0, 1, 2, 4, ..., the run of a token that sees no other token."""
+    """Return the rotation.
+
+    runs: by position 0, 1, 2, 4, ..., the run of one token, computed without any other token.
+    """
     num_layers = len(attention.blocks) // 2
     angles = np.zeros((num_layers, rope.turned // 2))
     ladder = {at: [_complex(rope, *block) for block in _blocks(attention, runs[at])][:num_layers] for at in sorted(runs)}
@@ -122,7 +129,7 @@ def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) ->
 
 
 def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, distance: int) -> bool:
-    """Return whether a moved run equals, within rounding, the run that was computed at its positions."""
+    """Return whether a moved run equals, within rounding, the run that was computed at the new positions."""
     bound = TOLERANCE + TOLERANCE_STEP * distance
     for (kind, ours), (_, theirs) in zip(_blocks(attention, moved), _blocks(attention, computed), strict=True):
         if kind in NUMBERS:
@@ -133,9 +140,9 @@ def is_same(attention: Attention, moved: np.ndarray, computed: np.ndarray, dista
 
 
 def _complex(rope: Rope, kind: int, block: np.ndarray) -> np.ndarray:
-    """Return the pairs of one token's keys as complex numbers: (1, heads, pairs)."""
+    """Return the pairs of one token's keys as complex numbers, (1, heads, pairs)."""
     if kind not in NUMBERS:
-        return np.empty(0)  # values of another type, which are not compared
+        return np.empty(0)  # values of another type are not compared
     first, second = rope.pairs(block.view(NUMBERS[kind])[None])
     return first.astype(np.float64) + 1j * second.astype(np.float64)
 
@@ -155,18 +162,20 @@ def _num_cells(run: np.ndarray) -> int:
 
 
 # ---- Selftest -----------------------------------------------------------------------------------------------------------
-# Whether the runs of a context can be moved, found out at load by computing one token at several positions.
+# Tests, at load, whether the runs of a context can be moved: computes one token at several positions.
 
-STEPS = 15  # steps of the ladder, for any number of cells, since the angles must not depend on that number
+STEPS = 15  # steps of the ladder of positions; fixed, since the angles must not depend on the number of cells
 ComputeAlone = Callable[[int, Sequence[int]], list[np.ndarray]]
 """Computes a token at each of several positions, where it sees no other token. Returns the runs (uint8)."""
 
 
 def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, compute: ComputeAlone) -> Rotation | str:
-    """Return the rotation of a context's runs, or why they cannot be moved. num_cells: a bound that no position reaches.
+    """Return the rotation of a context's runs, or the reason why they cannot be moved.
 
-    A token that sees no other token has the same values at all positions, and its keys differ by the rotation alone. The
-    angles are measured with one token, and checked with another one at positions in between.
+    A token that sees no other token has the same values at all positions, and its keys differ only by the rotation. The
+    angles are measured with one token, and checked with another token at positions in between.
+
+    num_cells: a bound that no position reaches.
     """
     rope = Rope.of(model)
     if reason := why_unmovable(layout, rope):

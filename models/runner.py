@@ -1,6 +1,6 @@
 """Executes a plan: fills the batch, decodes, copies states, aborts.
 
-The batch is filled through numpy views over its arrays, since each element would cost 1-2 us through ctypes.
+The batch is filled through numpy views of its arrays, since setting each element through ctypes takes 1 to 2 us.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from .sampling import Sampler
 class Interrupt:
     """Aborts batches: while the interrupt is armed, a call of `set` aborts the current batch.
 
-    llama.cpp calls a callback between any two operations of its graph. Here the callback is the C library's `strlen` over a
-    byte that is zero until `set`, because a Python function would wait for Python's global lock a thousand times a batch.
+    llama.cpp calls a callback between any two operations of its graph. A Python callback would wait for Python's global lock
+    a thousand times per batch. So the callback is the C library's `strlen`, called with a string whose first byte is zero
+    until `set`.
     """
 
     def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
@@ -39,18 +40,18 @@ class Interrupt:
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def on(self, context: Context) -> Interrupt:
-        """Return an interrupt for the batches of another context. The same calls of `set` abort both."""
+        """Return an interrupt for the batches of another context. One call of `set` aborts the batches of both contexts."""
         return Interrupt(context, self._flag)
 
     def set(self) -> None:
-        """Abort the current batch, if the interrupt is armed. From any thread."""
+        """Abort the current batch, if the interrupt is armed. Any thread may call this."""
         self._flag[0] = b"!"
 
     def clear(self) -> None:
         self._flag[0] = b"\0"
 
     def arm(self) -> None:
-        """Let `set` abort the batches that follow."""
+        """Let `set` abort the batches from now on."""
         self._install(self._callback, ctypes.c_void_p(ctypes.addressof(self._flag)))
 
     def disarm(self) -> None:
@@ -60,7 +61,7 @@ class Interrupt:
         llama.llama_set_abort_callback(self._context.handle, callback, data)
 
 
-# ---- The KV of sequences as bytes: copied out of a context and back. ----------------------------------------------------
+# ---- The KV of sequences as bytes: copies out of a context and back into it. --------------------------------------------
 
 ALL = -1
 WHOLE, RECURRENT = llama.LLAMA_STATE_SEQ_FLAGS_NONE, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -68,35 +69,38 @@ NOTHING = np.empty(0, np.uint8)
 
 
 class States:
-    """Copies runs and recurrent states. llama.cpp saves whole sequences only, so a run goes through the scratch sequence.
+    """Copies runs and recurrent states. A run is the KV of one node of the prefix tree: a range of positions.
 
-    For a hybrid, a run is the KV of its attention layers, and a snapshot is its recurrent state alone. If the layout is not
-    known, as with a sliding window beside recurrent layers, a snapshot is the whole state, and runs are empty.
+    llama.cpp can only save whole sequences. So a run is first copied to the scratch sequence, and this sequence is saved.
 
-    llama.cpp does not save the cells of a sequence that its sliding window has passed. But it saves all of a piece that is
-    no longer than the window. So a run goes through the scratch sequence in such pieces, which are joined again.
+    In a hybrid model, a run is the KV of the attention layers, and a snapshot is the recurrent state alone. If the layout of
+    states is unknown, as when a model has both a sliding window and recurrent layers, a snapshot is the whole state, and
+    runs are empty.
+
+    llama.cpp does not save the cells that a sequence's sliding window has passed. But it saves every cell of a piece that is
+    no longer than the window. So a run is saved in such pieces, which are joined afterwards.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._layout: StateLayout | None = None  # known once a state was made
-        self._stateless: np.ndarray | None = None  # a recurrent state without a cell, if runs are saved without states
+        self._layout: StateLayout | None = None  # None until a state has been read
+        self._stateless: np.ndarray | None = None  # a recurrent state without a cell; None: runs are saved with their state
         self._has_runs = context.model.can_trim
         self._window = context.model.window
-        self._num_parts = 2 if self._window and self._has_runs else 1  # parts of attention in a state
+        self._num_parts = 2 if self._window and self._has_runs else 1  # attention parts of a state
         self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
-        """Learn the layout of runs from a run at position 0. Return whether ranges can be cut out of runs."""
+        """Learn the layout of runs from a run at position 0. Return whether parts can be cut out of runs."""
         self._layout = layout_of(run.data, len(run), num_parts=self._num_parts) if run.data is not None else None
         return self._layout is not None
 
     def learn_rotation(self, compute: ComputeAlone) -> None:
-        """Find out whether runs can be moved: see `find_rotation`. The layout must be known."""
+        """Find out whether runs can be moved to other positions: see `find_rotation`. The layout must be known."""
         self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
 
     def learn_recurrent(self, sequence: int, num_tokens: int) -> CopySizes | None:
-        """Learn the layout of a model with recurrent layers. Return the sizes of its states; None for an unknown layout.
+        """Learn the layout of a model with recurrent layers. Return the sizes of its states; None if the layout is unknown.
 
         sequence: a sequence with `num_tokens` tokens. The scratch sequence must be empty.
         """
@@ -112,15 +116,15 @@ class States:
         return CopySizes(state=len(state.data), run_token=self._layout.token_bytes)
 
     def size(self, sequence: int) -> int:
-        """Return the bytes of a sequence's whole state."""
+        """Return the size of a sequence's whole state in bytes."""
         return llama.llama_state_seq_get_size(self._context.handle, sequence)
 
     def accepts(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run from a file has, to its last byte, this context's layout and the positions [start, stop)."""
+        """Return whether a run from a file has this context's layout, to the last byte, and the positions [start, stop)."""
         return self._layout is not None and self._layout.fits(run, start, stop)
 
     def accepts_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a recurrent state from a file has, to its last byte, this context's layout after so many tokens."""
+        """Return whether a recurrent state from a file has, to the last byte, this context's layout after so many tokens."""
         return self._layout is not None and self._layout.fits_recurrent(state, num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -130,21 +134,21 @@ class States:
         return join([run], start, stop, num_parts=self._num_parts) if len(run) else run
 
     def save(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the run at the copy's positions. Raises RunnerError, and saves nothing, if one of them has no cell."""
+        """Copy the run at the copy's positions. If a position has no cell, raises RunnerError and saves nothing."""
         if not self._has_runs:
             copy.data = NOTHING
             return
         data = self._saved(sequence, copy.start, copy.stop)
         if self._layout is not None and len(data) != self._layout.size(len(copy)):
             raise RunnerError(f"the sequence {sequence} has not all of positions {copy.start} to {copy.stop}")
-        copy.data = data  # last: a copy with data counts as saved
+        copy.data = data  # after the check: a copy with data counts as saved
 
     def _saved(self, sequence: int, start: int, stop: int) -> np.ndarray:
         """Return the run at positions [start, stop)."""
         window = self._window or stop
         pieces = [
             self._saved_piece(sequence, max(begin, start), min(begin + window, stop))
-            for begin in range(start - start % window, stop, window)  # a window of chunks begins with its chunk
+            for begin in range(start - start % window, stop, window)  # chunked windows start at multiples of the window
         ]
         if len(pieces) == 1:
             return pieces[0]
@@ -156,16 +160,16 @@ class States:
         """Return a run that is no longer than the window."""
         memory, scratch = self._context.memory, self._context.scratch
         llama.llama_memory_seq_cp(memory, sequence, scratch, start, stop)
-        if self._stateless is not None:  # `seq_cp` has copied the recurrent state, too
+        if self._stateless is not None:  # `seq_cp` has also copied the recurrent state
             self._set(self._stateless, scratch, RECURRENT)
         data = self._copy(scratch, WHOLE)
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
         return data
 
     def restore(self, restore: Restore) -> None:
-        """Give a sequence the cells of a run or of a part of it, moved by its distance.
+        """Give a sequence the cells of a run, or of a part of a run, moved by the distance in `restore`.
 
-        The sequence's recurrent state is lost.
+        The sequence loses its recurrent state.
         """
         memory, scratch, copy, distance = self._context.memory, self._context.scratch, restore.copy, restore.distance
         data, start, stop = data_of(copy), restore.start - distance, restore.stop - distance
@@ -184,11 +188,11 @@ class States:
         copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
     def load(self, copy: HostCopy, sequence: int) -> None:
-        """Give a sequence a state that `snap` has copied."""
+        """Give a sequence a state that `snap` copied."""
         self._put_back(copy, data_of(copy), sequence, RECURRENT if self._has_runs else WHOLE)
 
     def _put_back(self, copy: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
-        """Give a sequence the data of a copy. A copy that cannot be restored loses its data: no later step fails by it."""
+        """Give a sequence the data of a copy. If that fails, the copy loses its data, so that no later step fails on it."""
         try:
             self._set(data, sequence, flags)
         except RunnerError:
@@ -214,13 +218,13 @@ class States:
 
 
 def data_of(copy: HostCopy) -> np.ndarray:
-    """Return the bytes of a finished copy. Raises RunnerError."""
+    """Return the bytes of a finished copy. Raises RunnerError if the copy has none."""
     if copy.data is None:
         raise RunnerError(f"the copy of positions {copy.start} to {copy.stop} was never made")
     return copy.data
 
 
-NEAR = 0.01  # of the range of logits: the most that rounding in other cells may change one
+NEAR = 0.01  # of the range of the logits: the largest difference that rounding in other cells may cause
 NO_SAMPLERS: Mapping[int, Sampler] = MappingProxyType({})
 
 
@@ -234,15 +238,17 @@ class Runner:
         self.batch = Batch(max(context.batch, context.costs.tile, WARM_UP), width)
         self.interrupt = Interrupt(context)
         self.states = States(context)
-        self.on_computed: Callable[[tuple[Span, ...]], None] | None = None  # called with the spans of each batch
-        self._beside = ThreadPoolExecutor(1, "masks")  # for work while llama.cpp computes
+        self.on_computed: Callable[[tuple[Span, ...]], None] | None = None  # called with the spans of each computed batch
+        self._beside = ThreadPoolExecutor(1, "masks")  # works while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
-        """Apply the operations, compute the spans, and return one sampled token for each span that asks for it.
+        """Apply the operations, compute the spans, and return one sampled token for each span that asks for logits.
 
-        samplers: by request id, for each request with such a span. Further tokens of an accepted draft stay with the
-        samplers (`take_further`). Raises NoRoom and Interrupted, after which all operations are done and no span is
-        computed, and RunnerError.
+        samplers: the sampler of each request with such a span, by request id. If several tokens of a draft are accepted, the
+        sampler keeps those after the first (`take_further`).
+
+        Raises NoRoom, Interrupted and RunnerError. After NoRoom and Interrupted, all operations are done and no span is
+        computed.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -254,14 +260,14 @@ class Runner:
         constraints = [samplers[span.request].constraint for span in plan.spans if span.logits and span.request in samplers]
         compute_masks([one for one in constraints if one is not None], self._beside)
         result = self._decode(may_end_early=plan.background and self.context.model.can_trim)
-        llama.llama_synchronize(self.context.handle)  # a device computes on after the call, and the time of a step is learnt
+        llama.llama_synchronize(self.context.handle)  # `llama_decode` may return early, and the step is timed
         if padded:
             self.apply(Drop(self.context.scratch))
-        if result == 2:  # the first of several micro-batches may have been computed
+        if result == 2:  # some of the micro-batches may have been computed
             for span in plan.spans:
                 self._remove(span.sequence, span.start, ALL)
         if result == 0:
-            for span in plan.spans:  # first: KV that comes back after the step takes cells that a window has passed
+            for span in plan.spans:  # before the operations below, which may take cells that a window has passed
                 self._guard(span.sequence, span.start, span.stop)
         for operation in plan.afterwards:
             self.apply(operation)
@@ -292,14 +298,14 @@ class Runner:
             self.interrupt.disarm()
 
     def _pad(self, plan: Plan) -> bool:
-        """Fill a small batch up to a tile of the attention kernel with meaningless tokens, where that is faster."""
+        """Fill up a small batch with meaningless tokens to a tile of the attention kernel, if that is faster."""
         size, tile, costs = plan.num_tokens, self.context.costs.tile, self.context.costs
         seen = sum(span.stop * len(span.tokens) for span in plan.spans)
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
         if plan.num_spare < tile - size or not costs.pays_to_pad(size, seen, together):
             return False
         if plan.has_drafts and not self.context.model.can_trim:
-            return False  # a draft of a recurrent model has to be computed in one kernel
+            return False  # a recurrent model must compute a draft in one kernel
         self.batch.pad(size, tile, self.context.scratch)
         return True
 
@@ -323,7 +329,7 @@ class Runner:
         return can_move
 
     def measure_states(self) -> CopySizes | None:
-        """Return the sizes of the states of recurrent layers; None if a state is not restored as it was saved."""
+        """Return the sizes of the states of recurrent layers; None if a restored state differs from the saved one."""
         sequence = 0
         self.compute_zeros(0, WARM_UP)
         sizes = self.states.learn_recurrent(sequence, WARM_UP)
@@ -338,10 +344,9 @@ class Runner:
         return sizes if come_back else None
 
     def _states_come_back(self) -> bool:
-        """Return whether another sequence continues from a saved state and the run before it as the first sequence did.
+        """Return whether a sequence with a restored run and state continues as the original sequence does.
 
-        llama.cpp promises neither the content of a part of a state nor that another sequence can load it; snapshots need
-        both.
+        llama.cpp promises neither the content of a partial state nor that another sequence can load it. Snapshots need both.
         """
         text = np.arange(1, WARM_UP + 2, dtype=np.int32) * (self.context.model.num_vocab // (WARM_UP + 2))
         run, state = HostCopy(0, WARM_UP), HostCopy(0, WARM_UP)
@@ -364,7 +369,7 @@ class Runner:
     def goes_back(self) -> bool:
         """Return whether a sequence whose end was cut off continues like a sequence that never had this end.
 
-        llama.cpp promises this for more models with recurrent layers than were tried here.
+        llama.cpp promises this for more models with recurrent layers than were tested here.
         """
         num_tokens = 1 + int(self.context.rollback)
         text = np.arange(1, num_tokens + 1, dtype=np.int32) * (self.context.model.num_vocab // (num_tokens + 1))
@@ -381,21 +386,21 @@ class Runner:
         return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
-        """Return the logits after the last token of a text; the sequence has all tokens before it."""
+        """Return the logits after the last token of a text. The sequence has all tokens before the last one."""
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 
     def compute_zeros(self, start: int, stop: int, *sequences: int, drafted: int = 0) -> None:
-        """Compute meaningless tokens at positions [start, stop) of these sequences; of sequence 0 if none is given.
+        """Compute meaningless tokens at positions [start, stop) of `sequences`, or of sequence 0 if none is given.
 
-        drafted: how many tokens before the last one have logits, too.
+        drafted: how many tokens before the last one also get logits.
         """
         zeros = np.zeros(stop - start, np.int32)
         self._try(*(Span(0, sequence, start, zeros, logits=True, drafted=drafted) for sequence in sequences or (0,)))
         self.logits(1)  # waits for the device
 
     def _try(self, *spans: Span) -> None:
-        """Compute spans of no request. Raises RunnerError."""
+        """Compute spans that belong to no request. Raises RunnerError."""
         self.batch.fill(spans)
         result = llama.llama_decode(self.context.handle, self.batch.struct)
         if result != 0:
@@ -403,7 +408,7 @@ class Runner:
             raise RunnerError(f"llama_decode returned {result} for {num_tokens} tokens of no meaning")
 
     def _compute_alone(self, token: int, positions: Sequence[int]) -> list[np.ndarray]:
-        """Return the runs (uint8) of a token at several positions, each in a separate sequence, a few at a time."""
+        """Return the runs (uint8) of one token at several positions, each in a separate sequence, a few at a time."""
         runs: list[np.ndarray] = []
         size = min(WARM_UP, self.context.scratch)
         for first in range(0, len(positions), size):
@@ -446,7 +451,7 @@ class Runner:
                 llama.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
-        """With a sliding window, give the sequence's twin these cells, too: see `Context`."""
+        """If the model has a sliding window, also give these cells to the sequence's twin: see `Context`."""
         if self.context.twin:
             llama.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 
@@ -484,9 +489,10 @@ class Runner:
 
 
 class Batch:
-    """A llama_batch over numpy arrays, so that numpy can fill it. size: most tokens.
+    """A llama_batch over numpy arrays, so that numpy can fill it.
 
-    width: the numbers of a state that a multi-token head reads beside a token; 0: no head.
+    size: the largest number of tokens.
+    width: the numbers in a hidden state, which a multi-token head reads with each token; 0 without such a head.
     """
 
     def __init__(self, size: int, width: int = 0) -> None:

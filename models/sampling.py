@@ -1,4 +1,4 @@
-"""The sampler of a request: the chain of samplers, the choice of a token, log-probabilities."""
+"""The sampler of a request: the chain of samplers, the choice of a token, logprobs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .model import Model
 from .penalties import Dry, Penalties
 from .sampling_params import Sampling
 
-# ---- The tokens that may still be chosen, as llama.cpp's samplers see them. ---------------------------------------------
+# ---- The tokens that may still be chosen, in the form of llama.cpp's samplers. ------------------------------------------
 
 KIND = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 class LogitsRow:
-    """The logits of all tokens of the vocabulary, in order."""
+    """The logits of all tokens of the vocabulary, by token id."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of `tokens` in `values`, and each place's index in `tokens`: all of them, in order."""
+        """Return the places of `tokens` in `values`, and each place's index in `tokens`: all tokens, in order."""
         return tokens, np.arange(len(tokens))
 
 
 class TokenList:
-    """A list of tokens that samplers shorten, order and choose from.
+    """A list of tokens that samplers shorten, sort and choose from.
 
-    row: the logits of the vocabulary, (tokens,); tokens at minus infinity are not in the list. sort: sort the list, best
-    token first, for a sampler that would sort it itself: that takes llama.cpp several times as long.
+    row: the logits of the vocabulary, (tokens,). Tokens at minus infinity are left out of the list.
+    sort: sort the list, best token first, for a sampler that sorts. llama.cpp would take several times as long.
     """
 
     def __init__(self, row: np.ndarray, sort: bool = False) -> None:
@@ -54,7 +54,7 @@ class TokenList:
 
     @property
     def left(self) -> np.ndarray:
-        """The tokens that are still in the list: id, logit, p. A sampler may also have dropped some at the front."""
+        """The tokens that are still in the list: id, logit, p. Samplers may also drop tokens at the start of the list."""
         address = ctypes.cast(self._struct.data, ctypes.c_void_p).value or self._start
         first = (address - self._start) // KIND.itemsize
         return self._data[first : first + self._struct.size]
@@ -64,7 +64,7 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in the list that belong to some of `tokens` (sorted), and each place's index in `tokens`."""
+        """Return the places in the list that have one of `tokens` (sorted), and each place's index in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
@@ -75,20 +75,20 @@ class TokenList:
         llama.llama_sampler_apply(chain, self._arrays)
 
     def unsort(self) -> None:
-        """Note that logits have changed, so the list may not be sorted any more."""
+        """Note that logits have changed, so the list may no longer be sorted."""
         self._struct.sorted = False
 
     @property
     def chosen(self) -> int:
-        """The token that a chain has chosen."""
+        """The token that a chain chose."""
         return int(self.left["id"][self._struct.selected])
 
 
-# ---- llama.cpp's samplers in llama-server's order, each with the parameters that it takes. ------------------------------
+# ---- llama.cpp's samplers in llama-server's order, with their parameters. -----------------------------------------------
 
 Link: TypeAlias = "llama.llama_sampler_p"
-MIROSTAT_TOKENS = 100  # the most probable tokens, from which Mirostat 1 estimates
-MAX_INFILL = 128  # tokens that infill compares with each other, pair by pair
+MIROSTAT_TOKENS = 100  # how many of the most probable tokens Mirostat 1 uses for its estimate
+MAX_INFILL = 128  # the most tokens that infill compares pair by pair
 
 
 def _infill(model: Model, sampling: Sampling) -> list[Link]:
@@ -116,7 +116,7 @@ LINKS: dict[str, Callable[[Model, Sampling], list[Link]]] = {
 
 
 def chain_of(links: Iterable[Link]) -> Link:
-    """Return a chain of these links, which it owns."""
+    """Return a chain of these links. The chain owns the links."""
     chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
     for link in links:
         llama.llama_sampler_chain_add(chain, link)
@@ -129,7 +129,7 @@ def links_of(model: Model, sampling: Sampling, names: Sequence[str]) -> list[Lin
 
 
 def mirostat(model: Model, sampling: Sampling) -> list[Link]:
-    """Return the links of Mirostat, which takes the place of all other samplers."""
+    """Return the links of Mirostat, which replaces all other samplers."""
     seed, tau, eta = bits(sampling.seed), sampling.mirostat_tau, sampling.mirostat_eta
     temperature = llama.llama_sampler_init_temp(sampling.temperature)
     if sampling.mirostat == 1:
@@ -150,16 +150,16 @@ def bits(seed: int) -> int:
     return seed & 0xFFFFFFFF
 
 
-# ---- The probabilities of a token and of the most probable ones at its place. -------------------------------------------
+# ---- The probabilities of a token and of the most probable tokens at its place. -----------------------------------------
 
-LEAST = -9999.0  # for the logarithm of 0, which JSON cannot write; OpenAI's value
+LEAST = -9999.0  # OpenAI's value for the logarithm of 0, which JSON cannot represent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
-    """Natural logarithms of probabilities.
+    """Natural logarithms of probabilities at one place.
 
-    top_tokens (int32), top_logprobs (float32): the most probable tokens, best first.
+    top_tokens, top_logprobs: the most probable tokens (int32) and their logprobs (float32), best first.
     """
 
     token: int
@@ -169,7 +169,11 @@ class Logprobs:
 
     @classmethod
     def of_model(cls, row: np.ndarray, token: int, most: int) -> Logprobs:
-        """Return the logprobs by the model alone. row: its logits, (vocabulary,), float32. most: how many top tokens."""
+        """Return the logprobs of the model alone, before any sampler.
+
+        row: the model's logits, (vocabulary,), float32.
+        most: how many top tokens to return.
+        """
         first = max(len(row) - most, 0)
         tokens = np.argpartition(row, first)[first:] if 0 < first < len(row) else np.arange(first, len(row))
         tokens = tokens[np.lexsort((tokens, -row[tokens]))].astype(np.int32)
@@ -182,7 +186,8 @@ class Logprobs:
     def of_samplers(cls, left: np.ndarray, token: int, most: int) -> Logprobs:
         """Return the logprobs after the samplers.
 
-        left: llama_token_data of the tokens that could be chosen. most: as in `of_model`.
+        left: llama_token_data of the tokens that could be chosen.
+        most: as in `of_model`.
         """
         possible = left[left["p"] > 0]
         best = possible[np.argsort(-possible["p"], kind="stable")[:most]]
@@ -192,7 +197,7 @@ class Logprobs:
 
     @classmethod
     def unknown(cls, token: int) -> Logprobs:
-        """Return the logprobs of a prompt's first token, which have no value (NaN) since nothing precedes it."""
+        """Return the logprobs of a prompt's first token. They are NaN, since no token precedes it."""
         return cls(token, np.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
 
     @classmethod
@@ -206,43 +211,43 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that are our own: llama.cpp's pass over the whole vocabulary, at each token or when they are made."""
+"""The samplers that this package computes. llama.cpp's versions go over the whole vocabulary, per token or when created."""
 
-ALONG = 0.05  # seconds that the choices along a draft may take: other streams wait for them
+ALONG = 0.05  # seconds that choosing along a draft may take, while other streams wait
 
 
 class Sampler:
-    """Chooses the tokens of one request. Call `prime` before the first one, and `close` when the request ends.
+    """Chooses the tokens of one request. Call `prime` before the first choice, and `close` when the request ends.
 
-    constraint: which tokens a grammar allows.
+    constraint: decides which tokens a grammar allows; None without a grammar.
     """
 
     def __init__(self, model: Model, sampling: Sampling) -> None:
         self._given = model, sampling
-        self.num_chosen = 0  # tokens that it has chosen, or was about to when it failed
-        self._logprobs: Logprobs | None = None  # of the last token, where the request asks for them
-        self._further: list[tuple[int, Logprobs | None]] = []  # later tokens that were chosen in the same step
-        self._prompt: list[Logprobs] = []  # logprobs of its last computed tokens
+        self.num_chosen = 0  # chosen tokens, including one whose choice failed
+        self._logprobs: Logprobs | None = None  # of the last token, if the request asks for logprobs
+        self._further: list[tuple[int, Logprobs | None]] = []  # later tokens chosen in the same step
+        self._prompt: list[Logprobs] = []  # logprobs of the prompt tokens of the last step
         self.constraint: Constraint | None = None
         self._grammar, self._end = sampling.grammar, min(model.ends, default=0)
         self._clock = None if sampling.reasoning is None else ReasoningClock(sampling.reasoning)
         self._most, self._after = sampling.n_probs, sampling.post_sampling_probs
         self._biases = _biases(sampling)
-        self._first: list[Repetition] = []  # before all chains, so that they need no list of candidates
-        self._between: list[tuple[Link, Repetition]] = []  # a chain, and what comes after it
-        self._last: Link | None = None  # the chain that chooses; None: the best token is chosen
+        self._first: list[Repetition] = []  # applied before all chains, so they need no list of candidates
+        self._between: list[tuple[Link, Repetition]] = []  # each chain, and the step after it
+        self._last: Link | None = None  # the chain that chooses; None: choose the best token
         self._make(model, sampling)
         self._repetitions = [*self._first, *(step for _, step in self._between)]
         asks = self._most is not None and self._after
         self._sorts = sampling.sorts_all
-        self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # fails on infinite logits
+        self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # needs finite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
-        """Make the steps in the order of the request."""
+        """Create the steps in the order of the request."""
         if sampling.mirostat:
             self._last = chain_of(mirostat(model, sampling))
             return
-        names: list[str] = []  # samplers that share a chain
+        names: list[str] = []  # consecutive samplers, which share a chain
         for name in sampling.samplers:
             if name not in REPETITION:
                 names.append(name)
@@ -256,7 +261,10 @@ class Sampler:
             self._last = chain_of([*links_of(model, sampling, names), choice(sampling)])
 
     def choose(self, logits: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token. logits: the logits (vocabulary,), float32, of batch row `index`; they are overwritten."""
+        """Return the next token.
+
+        logits: the logits (vocabulary,), float32, of batch row `index`. They are overwritten.
+        """
         self.num_chosen += 1
         if self.constraint is not None and (forced := self.constraint.first_forced()) is not None:
             self._watch([forced])
@@ -280,9 +288,11 @@ class Sampler:
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         """Return the next token. Also choose the tokens after it, as long as the choices equal the draft.
 
-        The further tokens are in `take_further`. draft: (tokens,), int32. rows: the logits before the draft and after each
-        of its tokens, which are the batch rows from `index` on. The method stops before forced tokens, which need no choice,
-        and when choosing has taken long.
+        `take_further` returns the further tokens. The method stops before forced tokens, which need no choice, and when
+        choosing has taken `ALONG` seconds.
+
+        draft: (tokens,), int32.
+        rows: the logits before the draft and after each of its tokens: the batch rows from `index` on.
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
@@ -303,12 +313,15 @@ class Sampler:
         return is_over or (self.constraint is not None and self.constraint.has_forced)
 
     def score_prompt(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """Keep the logprobs of prompt tokens: see `take_scored`. rows: the model's logits before each of these tokens."""
+        """Keep the logprobs of prompt tokens for `take_scored`.
+
+        rows: the model's logits before each of these tokens.
+        """
         assert self._most is not None, "a request that tells its prompt and no logprobs"
         self._prompt = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
     def take_scored(self) -> list[Logprobs]:
-        """Return the logprobs of the prompt tokens that the last step has computed."""
+        """Return the logprobs of the prompt tokens that the last step computed."""
         taken, self._prompt = self._prompt, []
         return taken
 
@@ -320,7 +333,7 @@ class Sampler:
         return further
 
     def _go_on(self, tokens: Sequence[int]) -> None:
-        """Pass tokens to the grammar and to the clock of reasoning."""
+        """Pass tokens to the grammar and to the reasoning clock."""
         if self.constraint is not None:
             self.constraint.accept(*tokens)
         self._watch(tokens)
@@ -350,12 +363,12 @@ class Sampler:
         return token
 
     def _end_answer(self) -> int:
-        """Return the token that ends the answer, where all other tokens are forbidden."""
+        """Return the token that ends the answer, because all other tokens are forbidden."""
         self._logprobs = Logprobs.certain(self._end) if self._most is not None else None
         return self._end
 
     def take_logprobs(self) -> Logprobs | None:
-        """Return the logprobs of the token that was chosen since the last call, if the request asks for them."""
+        """Return the logprobs of the token chosen since the last call, if the request asks for logprobs."""
         logprobs, self._logprobs = self._logprobs, None
         return logprobs
 
@@ -376,7 +389,7 @@ class Sampler:
         return forced
 
     def _next_forced(self) -> list[int]:
-        """Return tokens that the grammar forces, else the tokens that end reasoning; more may follow."""
+        """Return the tokens that the grammar forces, else the tokens that end reasoning. More forced tokens may follow."""
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)
         if not forced and self._clock is not None and self._clock.is_over:
@@ -386,7 +399,7 @@ class Sampler:
 
     @property
     def error(self) -> str:
-        """Why the grammar allowed no token, so that the last token means nothing; empty if it allowed one."""
+        """Why the grammar allowed no token, so that the last token is meaningless; empty if it allowed one."""
         return "" if self.constraint is None else self.constraint.error
 
     def _count(self, tokens: np.ndarray) -> None:
@@ -394,7 +407,7 @@ class Sampler:
             step.extend(tokens)
 
     def anew(self) -> Sampler:
-        """Close this sampler, and return an equal one that has not seen or chosen any token."""
+        """Close this sampler, and return an equal sampler that has not seen or chosen any token."""
         self.close()
         return Sampler(*self._given)
 
@@ -407,12 +420,12 @@ class Sampler:
 
 
 def _spelling(model: Model) -> Callable[[int], bytes]:
-    """Return a function from a token to its bytes, also for control tokens."""
+    """Return a function from a token, also a control token, to its bytes."""
     return lambda token: model.piece(token) or model.text_of(token).encode()
 
 
 def _biases(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the tokens whose logits are changed, and by how much."""
+    """Return the tokens whose logits change, and by how much; None if there are none."""
     biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -np.inf)
     if not biases:
         return None

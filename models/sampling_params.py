@@ -1,4 +1,4 @@
-"""Sampling parameters, frozen: each number with its bounds; also the parameters that a model file recommends."""
+"""Sampling parameters, frozen: each number with its bounds. Also the parameters that a model file recommends."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, float)
 Number = int | float
-FLOAT, INT = 3.0e38, (1 << 31) - 1  # the largest numbers that llama.cpp's samplers can take
+FLOAT, INT = 3.0e38, (1 << 31) - 1  # the largest numbers that llama.cpp's samplers accept
 RANDOM = (1 << 32) - 1  # the seed that llama.cpp replaces by a random one; -1 has the same bits
-MAX_WINDOW = 4096  # most tokens that penalties look back on: a step must not cost more in a longer context
-SAMPLERS = {  # the samplers that may be ordered, by name, each with its letter
+MAX_WINDOW = 4096  # most tokens that penalties look back on, so that a longer context does not make steps slower
+SAMPLERS = {  # the samplers that a request can order, each with its letter
     "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p", "min_p": "m", "xtc": "x",
     "temperature": "t", "infill": "i", "adaptive_p": "a",
 }  # fmt: skip
-ALIASES = (  # llama.cpp's names, and the samplers that they stand for
+ALIASES = (  # llama.cpp's names of the samplers
     {name.replace("_", mark): name for name in SAMPLERS for mark in ("_", "-", "")}
     | {"temp": "temperature", "typ": "typ_p", "nucleus": "top_p"}
 )  # fmt: skip
-FEW = 1000  # largest `top_k` whose tokens are sorted fast
+FEW = 1000  # the largest `top_k` for which sorting is fast
 ORDER = tuple(name for name in SAMPLERS if name not in ("infill", "adaptive_p"))
 NUMBER = "number"  # key in the metadata of a field
 BREAKERS = ("\n", ":", '"', "*")
@@ -37,7 +37,8 @@ BREAKERS = ("\n", ":", '"', "*")
 class Parameter:
     """A parameter that is a number.
 
-    least, most: its range. is_strict: a number outside the range is refused; otherwise the nearest number in it is taken.
+    least, most: its range.
+    is_strict: refuse a number outside the range, instead of taking the nearest number in it.
     """
 
     help: str
@@ -58,7 +59,11 @@ def number(
     most: Number | None = None,
     strict: bool = False,
 ) -> T:
-    """Declare a parameter. flags: if empty, one flag is made from the field's name. least: 0 by default for an int."""
+    """Declare a parameter.
+
+    flags: the flags of the parameter. If there are none, one flag is made from the field's name.
+    least: the lower bound; 0 by default for an int.
+    """
     if least is None:
         least = 0 if isinstance(default, int) else -FLOAT
     if most is None:
@@ -68,7 +73,7 @@ def number(
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters that are numbers, named as in requests. Requests and the settings of a server have them."""
+    """The parameters that are numbers, named as in requests. They are fields of requests and settings of a server."""
 
     temperature: float = number(0.8, "0 takes the most probable token", "--temp", "--temperature", least=0.0)
     dynatemp_range: float = number(0.0, "how far the temperature follows the entropy")
@@ -103,46 +108,49 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Numbers):
-    """The parameters of one request. samplers: names of SAMPLERS, in the order of sampling."""
+    """The sampling parameters of one request.
+
+    samplers: names of SAMPLERS, in the order of sampling.
+    """
 
     samplers: tuple[str, ...] = ORDER
     dry_sequence_breakers: tuple[str, ...] = BREAKERS
     logit_bias: dict[int, float] = field(default_factory=dict)
-    banned: frozenset[int] = frozenset()  # tokens that are never chosen: the ends, with `ignore_eos`
-    n_probs: int | None = None  # the answer has the logprobs of its tokens, and of this many most probable ones
-    post_sampling_probs: bool = False  # logprobs are those after the samplers, not the model's
-    grammar: Grammar | None = None  # what the answer must be
-    reasoning: ReasoningLimit | None = None  # how long its reasoning may be
+    banned: frozenset[int] = frozenset()  # tokens that are never chosen: the end tokens with `ignore_eos`
+    n_probs: int | None = None  # report the logprobs of each token and of this many top tokens
+    post_sampling_probs: bool = False  # logprobs after the samplers, instead of the model's
+    grammar: Grammar | None = None  # the grammar of the answer
+    reasoning: ReasoningLimit | None = None  # how long the answer's reasoning may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return the parameters with some changed; a number outside its range becomes the nearest one in it."""
+        """Return the parameters with some changed. A number outside its range becomes the nearest number in it."""
         taken = dict(values)
         for name in values.keys() & NUMBERS.keys():
             taken[name] = NUMBERS[name].nearest(values[name])
         return replace(self, **taken)
 
     def varied(self, choice: int) -> Self:
-        """Return the parameters for one of several answers to a prompt: with one fixed seed all answers would be equal."""
+        """Return the parameters for one of several answers to a prompt. With the same seed, all answers would be equal."""
         return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
 
     def seeded(self) -> Self:
-        """Return the parameters with a known seed: a random one in place of -1."""
+        """Return the parameters with a known seed: -1 is replaced by a random seed."""
         return replace(self, seed=secrets.randbelow(RANDOM)) if self.seed in (-1, RANDOM) else self
 
     @property
     def repeat_window(self) -> int:
-        """How many tokens the penalties look back on; 0: they are off."""
+        """How many tokens the penalties look back on; 0 if they are off."""
         none = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
         return 0 if none else _window(self.repeat_last_n)
 
     @property
     def dry_window(self) -> int:
-        """How many tokens are searched for repeated sequences; 0: none."""
+        """How many tokens are searched for repeated sequences; 0 if `dry` is off."""
         return 0 if self.dry_multiplier == 0.0 else _window(self.dry_penalty_last_n)
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the token with the best logit is chosen, once penalties and biases are applied."""
+        """Whether the token with the best logit, after penalties and biases, is always chosen."""
         if self.temperature > 0 or self.dynatemp_range > 0 or "temperature" not in self.samplers:
             return False
         may_drop = {
@@ -161,7 +169,7 @@ class Sampling(Numbers):
         return self.mirostat > 0 or sorters.get(first, False)
 
     def shown(self) -> dict[str, object]:
-        """Return the parameters in force, as llama-server's `generation_settings` names them."""
+        """Return the parameters in force, named as in llama-server's `generation_settings`."""
         numbers: dict[str, object] = {name: getattr(self, name) for name in NUMBERS}
         biases = self.logit_bias | dict.fromkeys(sorted(self.banned), -FLOAT)
         return numbers | {
@@ -195,7 +203,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 # ---- Recommended --------------------------------------------------------------------------------------------------------
-# The sampling that a GGUF file recommends: its keys `general.sampling.*`, which llama-server honours, too.
+# The sampling parameters that a GGUF file recommends in its keys `general.sampling.*`. llama-server uses them, too.
 
 logger = logging.getLogger("slotcache")
 
@@ -209,10 +217,12 @@ OF_FILES = (
 
 
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
-    """Return the parameters that a file recommends, `samplers` among them.
+    """Return the parameters that a file recommends, including `samplers`.
 
-    metadata: returns a value of the file as text; None if the file has none. Numbers are as in the file, even outside their
-    range: see `Sampling.changed`. Values that llama.cpp does not know are ignored with a warning.
+    Numbers are returned as in the file, even outside their range: see `Sampling.changed`. Values that llama.cpp does not
+    know are ignored with a warning.
+
+    metadata: returns a value of the file as text; None if the file has none.
     """
     found: dict[str, Any] = {}
     for name in OF_FILES:

@@ -1,8 +1,8 @@
 """Learns, by rendering, which shapes of histories a chat template accepts, and rewrites histories for it.
 
 Programs send histories that many templates refuse, or from which templates silently omit a text. A history in a shape that
-the template shows stays as it is; another history is rewritten. A text's place depends only on the messages before it, so
-that the prompt of a history continues the prompt of the last turn.
+the template shows stays as it is. Any other history is rewritten. The place of a text depends only on the messages before
+it, so the prompt of a history continues the prompt of the previous turn.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hashlib import sha256
 from .template_messages import Message, Run, TemplateMessage
 
 Neighbours = tuple[str, str]
-"""Two adjacent places of a history, what comes first and what follows: roles, and the words below.
+"""Two adjacent places of a history, the earlier one first. Each is a role, or one of the words below.
 
-`front`: system messages at the start. `calls`: an answer with calls. `call`: a call without a result so far. `orphan`: a
-result without such a call. The first place is empty at the start of a history, the second at its end.
-"""
+`front`: system messages at the start. `calls`: an answer with calls that follows another answer. `call`: a call without a
+result so far. `orphan`: a result without such a call. The first place is empty at the start of a history, and the second
+place is empty at the end."""
 
 PARAGRAPH, LINE = "\n\n", "\n"
 _SYSTEM = "[System: ", "]"
@@ -32,10 +32,12 @@ _ID = re.compile("[0-9A-Za-z]{9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Which shapes a template accepts.
+    """The shapes of histories that a template accepts.
 
-    refused: pairs of neighbouring messages that it does not accept. shows_calls: it shows tool calls. shows_both: it shows
-    the content of an answer beside the answer's calls. takes_ids: it accepts ids of any form.
+    refused: pairs of neighbouring messages that the template does not accept.
+    shows_calls: the template shows tool calls.
+    shows_both: the template shows the content of an answer that also has calls.
+    takes_ids: the template accepts call ids of any form.
     """
 
     refused: frozenset[Neighbours] = frozenset()
@@ -47,7 +49,7 @@ class Shapes:
         return (before, role) not in self.refused
 
     def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a history in a shape that the template accepts."""
+        """Return a history, rewritten if necessary to a shape that the template accepts."""
         if not self.takes_ids:
             said = list(map(_with_short_ids, said))
         if not self.refused:
@@ -60,7 +62,11 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A tool call. id: empty if it has none. answer: the message with the call."""
+    """A tool call.
+
+    id: the call's id; empty if it has none.
+    answer: the message with the call.
+    """
 
     id: str
     name: str
@@ -69,13 +75,13 @@ class _Call:
 
     @property
     def message(self) -> TemplateMessage:
-        """An answer with this call and nothing else."""
+        """An answer that consists of this call alone."""
         fields = {**self.answer.fields, "tool_calls": [self.call]}
         return replace(_empty("assistant", self.answer.at), fields=fields)
 
 
 class _Waiting:
-    """Calls that wait, in order."""
+    """Waiting calls, in order."""
 
     def __init__(self, calls: Sequence[_Call] = ()) -> None:
         self._calls: list[_Call | None] = list(calls)
@@ -88,7 +94,7 @@ class _Waiting:
         return self._num
 
     def take(self, id: str) -> _Call | None:
-        """Remove the first call with an id; without an id, the first of all calls."""
+        """Remove and return the first call with this id; if `id` is empty, the first of all calls."""
         at = self._first
         if id:
             places = self._places.get(id, ())
@@ -106,27 +112,27 @@ class _Waiting:
         return call
 
     def take_all(self) -> list[_Call]:
-        """Remove all calls."""
+        """Remove and return all calls."""
         calls = [call for call in self._calls if call is not None]
         self._calls, self._first, self._num, self._places = [], 0, 0, {}
         return calls
 
 
 class _History:
-    """A history, rewritten message by message."""
+    """A history that is rewritten message by message."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._takes, self._shapes = shapes.takes, shapes
         self._messages: list[TemplateMessage] = []
         self._more: list[tuple[int | None, str]] = []  # texts to add to the content of the last message
-        self._is_front = True  # all messages so far are a system's
-        self._opens: str | None = None  # the text between the last user message and the next one, which continues it
+        self._is_front = True  # all messages so far are system messages
+        self._opens: str | None = None  # the separator before the next user message, which continues the last one
         self._open = _Waiting()  # calls that wait for a result
-        self._later = _Waiting()  # calls that wait for a place: the template takes one call in an answer
+        self._later = _Waiting()  # calls that wait for an answer of their own, as the template accepts one call per answer
 
     @property
     def _before(self) -> str:
-        """What comes before the next message."""
+        """The place before the next message."""
         if self._open:
             return "call"
         role = self._messages[-1].role if self._messages else ""
@@ -153,7 +159,7 @@ class _History:
         return self._messages
 
     def _add_system(self, message: TemplateMessage) -> None:
-        """Add a system's text. A refused text goes to the end of a user's message or a result, or opens a user's message."""
+        """Add a system message. A refused message is appended to a user message or a result, or starts a user message."""
         before = self._before
         if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
             self._join(message, PARAGRAPH)
@@ -188,7 +194,7 @@ class _History:
         calls = _calls_of(message) if self._shapes.shows_calls else []
         role = "calls" if calls and before == "assistant" else "assistant"
         is_refused = before in ("", "front", "assistant") and not self._takes(before, role)
-        # Reasoning must not follow content in one answer.
+        # In one answer, reasoning must not follow content.
         joins = before == "assistant" and not message.reasoning and (not calls or self._shapes.shows_both)
         if is_refused and joins:
             self._join(message, PARAGRAPH)
@@ -225,7 +231,7 @@ class _History:
             self._add_user(replace(_wrapped(message, _RESULT), fields={}))
 
     def _close(self, role: str) -> None:
-        """Give the open calls a result if the template wants one before a message of this role."""
+        """Give the open calls a result, if the template needs one before a message of this role."""
         self._answer_later()
         if self._open:
             if not self._takes("call", role):
@@ -253,7 +259,7 @@ class _History:
         self._opens = opens
 
     def _join(self, message: TemplateMessage, between: str) -> None:
-        """Add a text to the content of the last message."""
+        """Append a text to the content of the last message."""
         if message.is_blank:
             return
         if self._more or not self._messages[-1].is_blank:
@@ -272,13 +278,13 @@ def _empty(role: str, at: int) -> TemplateMessage:
 
 
 def _one_run(message: TemplateMessage) -> Run:
-    """Return the texts of a message, each part a line."""
+    """Return the texts of a message, each part on a line."""
     lines = [text for run in message.runs for text in ((None, LINE), *run)]
     return tuple(lines[1:])
 
 
 def _wrapped(message: TemplateMessage, around: tuple[str, str]) -> TemplateMessage:
-    """Return a user's message with the texts of another message, wrapped."""
+    """Return a user message with the texts of another message, enclosed by two texts."""
     first, last = around
     run = ((None, first), *_one_run(message), (None, last))
     return replace(message, role="user", runs=(run,), is_list=False)
@@ -308,7 +314,7 @@ def _id_of(id: object) -> str:
 
 
 def _with_short_ids(message: TemplateMessage) -> TemplateMessage:
-    """Return a message whose ids are nine letters or digits; other ids are replaced by a hash."""
+    """Return a message whose ids are nine letters or digits. Ids of another form are replaced by a hash."""
     fields = dict(message.fields)
     if calls := _list_of_calls(message):
         fields["tool_calls"] = [_with_short_id(call, number) for number, call in enumerate(calls)]
@@ -331,15 +337,15 @@ def _short(id: str) -> str:
 
 Tools = Sequence[Mapping[str, object]]
 Render = Callable[[Sequence[TemplateMessage], Tools | None], str]
-"""Renders a history, with tools or without; returns "" if the template refuses it."""
+"""Renders a history, with or without tools. Returns "" if the template refuses the history."""
 
 _TOOL = {
     "type": "function",
     "function": {"name": "trial", "description": "Try.", "parameters": {"type": "object", "properties": {}}},
 }
 
-# In a trial each letter is a message: s a system's, u a user's, a an answer, c an answer with a call, d with two calls, b
-# with content and a call, r and t the results of the first and the second call, o a result of another call.
+# In a trial each letter is a message. s: system, u: user, a: answer, c: answer with a call, d: answer with two calls, b:
+# answer with content and a call, r and t: results of the first and the second call, o: result of an unknown call.
 _LETTERS = {
     **dict.fromkeys("rto", ("tool", 0)),
     "s": ("system", 0), "u": ("user", 0), "a": ("assistant", 0), "c": ("assistant", 1), "d": ("assistant", 2),
@@ -381,7 +387,7 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 
 
 def learn_shapes(render: Render) -> Shapes:
-    """Find the pairs of neighbouring messages that a template refuses, loses or moves, but shows once they are rewritten."""
+    """Find the pairs of neighbouring messages that a template refuses, omits or moves, but shows once they are rewritten."""
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
     for neighbours, trials in TRIALS.items():
@@ -390,25 +396,25 @@ def learn_shapes(render: Render) -> Shapes:
 
 
 def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
-    """Return the shapes with which a template shows more of the trials; of equals those that change less."""
+    """Return the shapes with which a template shows more of the trials. If both show equally many, return `shapes`."""
     shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
     return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
 
 
 def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
-    """Count the trials that a template shows."""
+    """Count the renderings of trials that a template shows."""
     return sum(_shows(shapes, render, trial, tools) for trial in trials for tools in _tools(trial))
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools of a trial's renderings: with calls always some, else with and without."""
+    """Return the tools for each rendering of a trial: some tools if the trial has calls, else some tools and then none."""
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
 
 def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
-    """Return whether a template shows all texts of a trial in order; texts beside and between calls may be in any order.
+    """Return whether a template shows all texts of a trial in order. The texts of one answer with calls may have any order.
 
-    A later system message must not change what comes before the texts.
+    A system message after the start must not change the text before the first message.
     """
     said, words = _trial(trial, shapes.shows_calls)
     shown = render(shapes.take(said), tools)
@@ -417,7 +423,7 @@ def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> b
         return False
     if trial[0] == "s" or "s" not in trial:
         return True
-    # Some templates write a default text first if there is no system message at all.
+    # Some templates start with a default text if there is no system message.
     plain = render(shapes.take([one for one in said if one.role != "system"]), tools)
     return plain[: plain.find(words[0])] == shown[: places[0]]
 

@@ -16,11 +16,14 @@ NO_DEVICE = "none"  # the value of --device
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """names: ggml's names of the devices; empty: llama.cpp chooses, which means every GPU. is_off: no device is used.
+    """A choice of devices, and how a model is split among them.
 
-    mode: "layer": each device has some layers; "none": one device has all; "row": each device has rows of all large
-    matrices. shares: each device's share of the layers or rows, in any unit; empty: by free memory. main: the index of the
-    main device, for the modes none and row.
+    names: ggml's names of the devices. Empty: all GPUs, but integrated GPUs only if this machine has no other.
+    is_off: no device is used.
+    mode: "layer": each device has some layers; "none": one device has all layers; "row": each device has rows of all large
+    matrices.
+    shares: each device's share of the layers or rows, in any unit. Empty: by free memory.
+    main: the index of the main device, for the modes none and row.
     """
 
     names: tuple[str, ...] = ()
@@ -49,10 +52,10 @@ class Split:
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
         """Set the parameters of a model.
 
-        Return their arrays, which must live as long as the model may be loaded with them.
+        Return the arrays of these parameters. They must live as long as the model may be loaded with them.
         """
         arrays: list[ctypes.Array] = []
-        if used := self.devices():  # without devices, llama.cpp would look for the main one
+        if used := self.devices():  # without devices, llama.cpp would look for a main device
             params.split_mode, params.main_gpu = MODES[self.mode], self.main
         if self.names or self.is_off:
             handles = device_handles()
@@ -64,7 +67,7 @@ class Split:
         return arrays
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a line for each flag that changes nothing here."""
+        """Yield a line for each flag that changes nothing."""
         used = self.devices()
         if self != ALL_CARDS and not used and not self.is_off:
             yield "--split-mode, --tensor-split and --main-gpu have no effect: there is no GPU"
@@ -75,7 +78,7 @@ class Split:
             yield "--tensor-split has no effect with --split-mode none"
 
     def described(self) -> str:
-        """Return the devices, and the flags about them in words."""
+        """Return the devices and the flags about them in words."""
         names = _named(self.devices()) or "no GPU"
         shares = f", in shares of {', '.join(f'{share:g}' for share in self.shares)}" if self.shares else ""
         main = f", main GPU {self.main}" if self.mode != "layer" else ""
@@ -90,9 +93,9 @@ def _named(found: Sequence[Device]) -> str:
 
 
 def _free_memory(used: Sequence[Device]) -> list[float]:
-    """Return llama.cpp's shares of several devices where none are given.
+    """Return llama.cpp's default shares of several devices: their free memory.
 
-    They are fixed when a model is made, since weights that are loaded again have to go to the same places.
+    The shares are fixed when a model is created, because weights that are loaded again must go to the same places.
     """
     return [float(device.free) for device in used] if len(used) > 1 and all(device.free for device in used) else []
 
@@ -100,7 +103,7 @@ def _free_memory(used: Sequence[Device]) -> list[float]:
 def parse_split(names: str, mode: str, shares: str, main: int) -> Split:
     """Parse --device, --split-mode, --tensor-split and --main-gpu as llama-server does. Raises ModelError."""
     if (names, mode, shares, main) == ("", "layer", "", 0):
-        return ALL_CARDS  # a device in another process is asked by one thread at a time
+        return ALL_CARDS  # without asking the devices: a device in another process answers one thread at a time
     given = tuple(filter(None, map(str.strip, names.split(","))))
     known = [device.name for device in devices() if device.is_gpu]
     is_off = given == (NO_DEVICE,)

@@ -1,4 +1,4 @@
-"""The chat template of a model: how it renders messages, and its features."""
+"""The chat template of a model: how it renders messages, and which features it has."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from .shapes import learn_shapes
 from .template_messages import Message, Run, TemplateMessage, prefilled_content, read_messages
 from .tokenizer import Spellings
 
-# ---- The messages that a chat template expects: templates differ, and rendering shows how. ------------------------------
+# ---- The messages that a chat template expects. Templates differ, and rendering shows how. ------------------------------
 
 Shown = dict[str, object]
 Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
-"""Renders messages with some features, with or without a generation prompt; returns "" if the template refuses them."""
+"""Renders messages with some features, with or without a generation prompt. Returns "" if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFeatures:
     """What a template expects of messages and variables.
 
-    parts: contents must be lists of parts, even if they are only text. takes_lists: contents may be lists. text_arguments: a
-    tool call's arguments are JSON text (as in the API), not the decoded object (as in training). nones: `tools` and
-    `documents` must be defined, as None, if the request has none. thinking_part: reasoning is a part of the content, of type
-    thinking. thinks_or_says: a message with calls has either reasoning or content. tool_responses: the results of tools are
-    in the message with the calls. thinks: the model reasons if it may.
+    parts: contents must be lists of parts, even if they are only text.
+    takes_lists: contents may be lists.
+    text_arguments: a tool call's arguments are JSON text (as in the API), not the decoded object (as in training).
+    nones: `tools` and `documents` must be defined as None if the request has none.
+    thinking_part: reasoning is a part of the content, of type thinking.
+    thinks_or_says: a message with calls has either reasoning or content.
+    tool_responses: the results of tools are in the message with the calls.
+    thinks: the model reasons unless reasoning is switched off.
     """
 
     parts: bool = False
@@ -43,7 +46,7 @@ class TemplateFeatures:
     thinks: bool = False
 
     def show(self, said: Sequence[TemplateMessage], marks: Unmarked) -> list[Shown]:
-        """Return the messages for the template, with placeholders for the client's texts."""
+        """Return the messages in the form that the template expects, with placeholders for the client's texts."""
         shown = [self._message(one, marks) for one in said]
         return _with_tool_responses(shown) if self.tool_responses else shown
 
@@ -86,11 +89,11 @@ def _text_parts(texts: Sequence[object]) -> list[Shown]:
 # ---- learning ----------------------------------------------------------------------------------------------------------
 
 _QUESTION: Message = {"role": "user", "content": "question"}
-_ID = "trial0000"  # some templates want nine letters and digits
+_ID = "trial0000"  # some templates require nine letters or digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find a template's features: in each step, the first ones with which the template shows the messages as it should."""
+    """Find a template's features step by step. Each step takes the first features with which the template renders well."""
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -111,7 +114,7 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
 
 
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Choose text for a tool call's arguments if the template renders only text well."""
+    """Pass a tool call's arguments as text if the template renders only text well."""
 
     as_object, as_text = (
         render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
@@ -133,7 +136,7 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether tool results appear elsewhere if they belong to the message of the call."""
+    """Learn whether tool results appear in another place if they are part of the message with the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
@@ -141,7 +144,7 @@ def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatur
 
 
 def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the model reasons: its template shows reasoning, or asks for it at the end of a prompt."""
+    """Learn whether the model reasons: its template shows reasoning, or prompts for it at the end of a prompt."""
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
     shows = "needle" in render(features, [_QUESTION, answer], False)
     thinking = replace(features, thinks=True)
@@ -150,7 +153,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Return whether a template wrote a value in Python's or JSON's form, with field names: it does not know such values."""
+    """Return whether a template printed a value as Python or JSON, with field names: it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 
@@ -170,7 +173,7 @@ def _with_arguments(call: object, read: Callable[[object], object]) -> object:
 
 
 def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
-    """Move the results of tools into the message with the calls, and then the answer to the results."""
+    """Move the results of tools into the message with the calls, followed by the answer to the results."""
     joined: list[Shown] = []
     names: dict[str, object] = {}
     responses: list[Shown] = []
@@ -199,20 +202,20 @@ def _id_and_name(call: object) -> tuple[str, object]:
 
 
 # ---- Variables ----------------------------------------------------------------------------------------------------------
-# The variables that chat templates read beside the messages, under all their names.
+# The variables that chat templates read besides the messages, under all their names.
 
 Variables = Mapping[str, object]
 Tools = Sequence[Mapping[str, object]]
 
 _PRESERVE = {"preserve_thinking": True, "clear_thinking": False, "truncate_history_thinking": False, "drop_thinking": False}
-"""Names in templates for whether earlier reasoning stays in the prompt, each with the value that keeps it."""
+"""Template variables that decide whether earlier reasoning stays in the prompt, each with the value that keeps it."""
 
 
 def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes_functions: bool) -> dict[str, object]:
     """Return the variables of a prompt: our own, then the given ones, each under all of its names.
 
-    thinks: the value of `enable_thinking`, unless it is given. takes_functions: the template reads `functions` instead of
-    `tools`.
+    thinks: the value of `enable_thinking`, unless it is given.
+    takes_functions: the template reads `functions` instead of `tools`.
     """
     now = datetime.now()
     variables: dict[str, object] = {
@@ -236,11 +239,15 @@ def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes
 
 
 class ChatTemplate:
-    """A Jinja chat template as models carry it (`tokenizer.chat_template`).
+    """A Jinja chat template in the form of a model's `tokenizer.chat_template`.
 
-    source: the template's text. digest: the SHA-256 of the text. bos, eos: the texts of these tokens. controls: the
-    spellings of the tokens that only a template may write. between: called every few milliseconds during a rendering; an
-    exception from it ends the rendering. If the source is not Jinja, raises TemplateError with the line of the error.
+    source: the template's text.
+    digest: the SHA-256 of the text.
+    bos, eos: the texts of these tokens.
+    controls: the spellings of the tokens that only a template may write.
+    between: called every few milliseconds while rendering. An exception from it ends the rendering.
+
+    Raises TemplateError, with the line of the error, if the source is not Jinja.
     """
 
     def __init__(
@@ -286,7 +293,7 @@ class ChatTemplate:
         }
 
     def knows(self, name: str) -> bool:
-        """Return whether the template reads a variable, or a message's field, of this name, such as `tools`."""
+        """Return whether the template reads a variable, or a field of a message, with this name, such as `tools`."""
         return name in self._template.names
 
     def pieces(
@@ -297,17 +304,18 @@ class ChatTemplate:
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
     ) -> list[TextPiece]:
-        """Render a conversation. The pieces, joined, are the template's output.
+        """Render a conversation. The joined pieces are the template's output.
+
+        Each content is rendered as a placeholder, and so is every other text of a client that touches a special token. Each
+        placeholder is then replaced by the form in which the template shows the real text: unchanged, trimmed, without its
+        reasoning, or quoted for JSON. If the template changes a text in another way, the text is inserted unchanged.
 
         variables: further variables of the template.
 
-        Each content, and each other string of a client that touches a special token, is rendered as a placeholder. Then the
-        placeholder is replaced by the form in which the template shows the real text: unchanged, trimmed, without its
-        reasoning, or quoted for JSON. A text that the template changes in another way is put in unchanged. Raises
-        TemplateError.
+        Raises TemplateError.
         """
         said = self._shapes.take(read_messages(messages, self._features.takes_lists))
-        # One clock for every rendering of this request.
+        # The renderings of one request share one clock.
         settings = self._variables(variables or {}, tools, self._features)
         settings["add_generation_prompt"] = add_generation_prompt
         real = self._render(settings, said, Unmarked())
@@ -315,7 +323,7 @@ class ChatTemplate:
         marked = self._render(settings, said, whole)
         pieces = whole.cut(marked, real)
         if pieces is None and any(REASONING_TAG.search(text) for one in said for run in one.runs for _, text in run):
-            # The template may look for the tags, so this rendering keeps them.
+            # The template may look for reasoning tags, so this rendering keeps them.
             tagged = Marks(self._controls, keeps_tags=True)
             pieces = tagged.cut(self._render(settings, said, tagged), real)
         return whole.fill(marked) if pieces is None else pieces
@@ -330,7 +338,7 @@ class ChatTemplate:
         """Render a conversation up to the end of its last message, which is an answer that the model is to continue.
 
         The last piece is the answer so far: its unchanged content, or its reasoning if it has no content yet. An answer with
-        neither has no piece. Raises TemplateError, also for reasoning that the template does not show.
+        neither has no piece. Raises TemplateError, also if the template does not show the reasoning to continue.
         """
         *before, last = messages
         content = prefilled_content(last, f"messages[{len(before)}].content")
@@ -339,13 +347,13 @@ class ChatTemplate:
         whole = [*before, {**last, "content": content}]
         try:
             pieces = self.pieces(whole, variables, tools=tools, add_generation_prompt=False)
-        except TemplateError:  # some templates want a user's message last
+        except TemplateError:  # some templates require a user message at the end
             pieces = []
         ends = [at for at, piece in enumerate(pieces) if piece.message == len(before) and piece.part == part]
         if ends:
             *shown, end = pieces[: ends[-1] + 1]
             return [*shown, replace(end, text=_untrimmed(end.text, prefilled))]
-        # Once the answer has begun, reasoning would come too late.
+        # After the first text of the answer, reasoning would come too late.
         pieces = self.pieces(before, {**(variables or {}), "enable_thinking": part == "reasoning"}, tools=tools)
         if part == "reasoning" and not _opens_reasoning(pieces):
             raise TemplateError("the chat template shows no reasoning, so there is none to continue")
@@ -368,7 +376,7 @@ class ChatTemplate:
         return self._template.render(variables, self.between)
 
     def _try(self, features: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render for learning; return "" if the template refuses."""
+        """Render messages to learn features. Return "" if the template refuses them."""
         settings = self._variables({}, None, features) | {"add_generation_prompt": add_generation_prompt}
         try:
             return self._render(settings, read_messages(messages, features.takes_lists), Unmarked(), features)
@@ -376,7 +384,7 @@ class ChatTemplate:
             return ""
 
     def _try_shape(self, said: Sequence[TemplateMessage], tools: Tools | None) -> str:
-        """Render for learning which histories the template takes; return "" if it refuses."""
+        """Render a history to learn which histories the template accepts. Return "" if the template refuses it."""
         prompts = not said or said[-1].role != "assistant" or bool(said[-1].fields.get("tool_calls"))
         settings = self._variables({}, tools, self._features) | {"add_generation_prompt": prompts}
         try:
@@ -391,5 +399,5 @@ def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
 
 
 def _untrimmed(shown: str, content: str) -> str:
-    """Return the shown end of a content with the blanks that a template trims: the answer continues after them."""
+    """Return the shown end of a content with the trailing blanks that the template trims: the answer continues there."""
     return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]

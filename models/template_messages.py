@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from .jinja import TemplateError
 
 Message = Mapping[str, object]
-"""A message of OpenAI's API: role, content (a string, a list of text parts or nothing), tool_calls, ..."""
+"""A message of OpenAI's API: role, content (a string, a list of text parts, or nothing), tool_calls, ..."""
 
 Run = tuple[tuple[int | None, str], ...]
-"""Adjacent texts, each with the index of the message that it comes from; None: of no message."""
+"""Adjacent texts, each with the index of its message; None if it belongs to no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateMessage:
-    """A message for a template. at: its index among the client's messages.
+    """A message for a template.
 
-    runs: its content, a run for each part. is_list: the template gets the parts as a list; else there is at most one part.
-    reasoning: the reasoning of an earlier answer. fields: the message's other fields.
+    at: the index of the message among the client's messages.
+    runs: the content, one run for each part.
+    is_list: the template gets the parts as a list. Otherwise there is at most one part.
+    reasoning: the reasoning of an earlier answer.
+    fields: the other fields of the message.
     """
 
     role: str
@@ -31,15 +34,16 @@ class TemplateMessage:
 
     @property
     def is_blank(self) -> bool:
-        """Whether its content has no visible text."""
+        """Whether the content has no visible text."""
         return not any(text.strip() for run in self.runs for _, text in run)
 
 
 def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
     """Return the messages in the common shape. The role developer becomes system.
 
-    takes_lists: the template itself joins the parts of a list; else each part becomes a line. Raises TemplateError for
-    contents that are no text.
+    takes_lists: the template itself joins the parts of a list. Otherwise each part becomes a line.
+
+    Raises TemplateError for contents that are not text.
     """
     return [_read(at, message, takes_lists) for at, message in enumerate(messages)]
 
@@ -72,7 +76,7 @@ def prefilled_content(message: Message, where: str) -> str:
 
 
 def content_texts(content: object, where: str) -> list[str]:
-    """Return the texts of a content: a string, nothing, or OpenAI's list of parts. Raises TemplateError."""
+    """Return the texts of a content, which is a string, nothing, or OpenAI's list of parts. Raises TemplateError."""
     if content is None:
         return []
     if isinstance(content, str):

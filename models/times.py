@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-_unkept: dict[Path, Times] = {}  # times of this process, if the cache directory cannot be written
+_unkept: dict[Path, Times] = {}  # this process's times, if the cache directory cannot be written
 NUMBERS = {"int": int, "float": float}
-LARGEST = 1 << 16  # bytes of a file of times
+LARGEST = 1 << 16  # bytes of a file with times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Measured seconds, and the numbers of tokens and cells that they are for. 0: unknown.
+    """Measured times in seconds, with the numbers of tokens and cells that they apply to. 0 means unknown.
 
-    step, chunk, double: to compute one token, `chunk_tokens` tokens, and twice as many, in an empty pool. step_rows: to
-    compute a batch of `rows` tokens with logits, as for a draft. short_deep, chunk_deep: to compute one token less than a
-    chunk, and a chunk, after `depth` tokens. step_idle, chunk_idle: as step and chunk, beside `idle` cells of other prompts.
-    save, restore: to copy a run of `depth` tokens to host memory, and back. save_few, restore_few: likewise for `few`
-    tokens. save_scattered: to save `scattered` tokens, each in a separate stretch of cells. cuts: how many starts could not
-    finish the timing of the device in time.
+    step, chunk, double: to compute one token, `chunk_tokens` tokens, and twice as many, in an empty pool.
+    step_rows: to compute a batch of `rows` tokens with logits, as for a draft.
+    short_deep, chunk_deep: to compute one token less than a chunk, and a chunk, after `depth` tokens.
+    step_idle, chunk_idle: as step and chunk, while the pool also has `idle` cells of other prompts.
+    save, restore: to copy a run of `depth` tokens to host memory, and back.
+    save_few, restore_few: to copy a run of `few` tokens to host memory, and back.
+    save_scattered: to save `scattered` tokens, each in a separate stretch of cells.
+    cuts: how many starts ran out of time before the device was fully timed.
     """
 
     chunk_tokens: int
@@ -69,13 +71,13 @@ class Subject:
 
 
 def kept_times(subject: Subject) -> Times | None:
-    """Return the kept times of a subject; None if there are none, or if they cannot be read."""
+    """Return the stored times of a subject; None if there are none, or if they cannot be read."""
     place = _place(subject)
     return _read(place)[1] or _unkept.get(place)
 
 
 def keep_times(subject: Subject, times: Times) -> None:
-    """Keep times in the user's cache directory. Without such a directory, each process times its device."""
+    """Store times in the user's cache directory. Without such a directory, they last as long as this process."""
     place = _place(subject)
     try:
         keep(place, json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
@@ -84,7 +86,7 @@ def keep_times(subject: Subject, times: Times) -> None:
 
 
 def times_on(device: Device) -> Iterator[tuple[str, Times]]:
-    """Yield each model that was timed on a device, and its times."""
+    """Yield each model that was timed on a device, with its times."""
     for path in sorted(_folder().glob("*.json")):
         found, times = _read(path)
         if times is not None and found.get("device") == identify(device):
@@ -110,7 +112,7 @@ def summarize(times: Times) -> str:
 
 
 def _read(path: Path) -> tuple[dict, Times | None]:
-    """Return the content of a file, and its times; None: it is missing or damaged."""
+    """Return the content of a file, and its times. The times are None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         if not path.is_file():  # a pipe would wait for a writer
             return {}, None
@@ -135,63 +137,66 @@ def _place(subject: Subject) -> Path:
 
 
 # ---- Costs --------------------------------------------------------------------------------------------------------------
-# The costs of a device: for CPUs measured constants, except for tiles; for other devices times of this very machine.
+# The costs of a CPU follow from measured constants, except for tiles. The costs of other devices follow from times that are
+# measured on this machine.
 #
-# No other module contains a measured constant (tests/models/test_costs.py). The constants are of the bench model (114 M
-# weights) on 2 CPU cores. Only their ratios count: another CPU is faster or slower in all of them. The exception is
-# attention, whose token by token kernel is six times as fast on some CPUs: `models/learning.py` has it timed at a model's
-# first start. Moves and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too much, so all
-# their work is timed.
+# No other module contains a measured constant (tests/models/test_costs.py). The constants were measured with the bench
+# model (114 M weights) on 2 CPU cores. Only their ratios count, since another CPU is faster or slower in all of them. The
+# exception is attention: its token by token kernel is six times as fast on some CPUs, so `models/learning.py` has it timed
+# at a model's first start. Moves and idle cells were measured by the bench `residency` of a14b74a. Other devices differ too
+# much, so all their work is timed.
 
-MIN_ROWS = 8  # from this many tokens on, every CPU kernel rounds a token as it would in a larger batch
-MIN_ROWS_OF_DEVICE = 9  # likewise the kernels of CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
-MIN_ROWS_OF_BOTH = 32  # from this many tokens on, a card computes with the CPU's weights, too (op_offload)
-TILE = 64  # query tokens: GGML_FA_TILE_Q, below which the CPU's flash attention goes token by token, cell by cell
-CELL = 0.83  # ns for a token, for each cell that it sees and each number of the heads' width in all layers
-TILE_CELL = 3.5  # ns for a whole tile of tokens, likewise for each cell that any of them sees
-WEIGHT = 0.0126  # ns for one more token in a batch, for each weight of the layers
-FAR = 10  # times as long: more than attention or idle cells could cause
-CLEARLY = 1.2  # times as long: more than the noise of a timing
-NOISE = 0.05  # of the time of a chunk
-PASS = 0.1  # ns for one more batch, for each weight: all weights are read again
+MIN_ROWS = 8  # with so many tokens or more, every CPU kernel rounds a token as in any larger batch
+MIN_ROWS_OF_DEVICE = 9  # likewise for CUDA (MMVQ_MAX_BATCH_SIZE) and Vulkan (mul_mat_vec_max_cols)
+MIN_ROWS_OF_BOTH = 32  # with so many tokens or more, a card also computes with the CPU's weights (op_offload)
+TILE = 64  # query tokens (GGML_FA_TILE_Q): with fewer, the CPU's flash attention computes token by token, cell by cell
+CELL = 0.83  # ns per token, for each cell that the token sees and each number of the heads' width in all layers
+TILE_CELL = 3.5  # ns per tile of tokens, likewise for each cell that any of its tokens sees
+WEIGHT = 0.0126  # ns per further token in a batch, for each weight of the layers
+FAR = 10  # a ratio of times that attention and idle cells cannot cause
+CLEARLY = 1.2  # a ratio of times above the noise of a timing
+NOISE = 0.05  # the noise of a timing, as a share of a chunk's time
+PASS = 0.1  # ns per further batch, for each weight, since a batch reads all weights
 
 CPU = Costs(
     chunk=64,
     background_step=64,
     background_ns=0.0,  # a new request aborts the step
-    min_shared=32,  # half a chunk: chosen, not timed
-    restore_share=0.01,  # 0.4 ms against 170 ms for 200 tokens
-    swap_from_tokens=50,  # a token passes over an unseen cell in 45 to 100 ns; moving it away and back takes 2.4 us
+    min_shared=32,  # half a chunk; chosen, not measured
+    restore_share=0.01,  # restoring 200 tokens takes 0.4 ms, computing them 170 ms
+    swap_from_tokens=50,  # a token skips an unseen cell in 45 to 100 ns; moving the cell away and back takes 2.4 us
     cells_per_run=50,
-    spill_ns=0.0,  # little beside the tokens that pass over the cell: idle KV is always offloaded
+    spill_ns=0.0,  # idle KV is always offloaded, since skipping its cells costs far more
 )
-"""The costs of a CPU before the model is known. `cpu_costs` adds the times for the model and the tiles."""
+"""The costs of a CPU before the model is known. `cpu_costs` adds the times that depend on the model, and the tiles."""
 
 OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
-"""The costs of a device that is not the CPU, before it is timed.
+"""The costs of a device other than the CPU, before it is timed.
 
-No KV is offloaded for a request, since copies to host memory may take long. Background steps may take 40 ms (chosen, not
-timed), because llama.cpp aborts batches on the CPU only, so a new request waits for the end of a step."""
+Idle KV is not offloaded when a request starts, since copies to host memory may take long. Background steps may take 40 ms
+(chosen, not measured). llama.cpp aborts batches on the CPU only, so on this device a new request waits for the end of the
+step."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
     """Return the costs of a model on its device, as far as they are known without timing.
 
-    flash_attention: on, off or auto. kernel_size: most tokens of a kernel.
+    flash_attention: on, off or auto.
+    kernel_size: the most tokens of a kernel.
     """
     costs = cpu_costs(model, flash_attention, kernel_size) if model.device is None else OTHER
     return replace(costs, recompute_last=min_rows(model)) if flash_attention == "off" else costs
 
 
 def min_rows(model: Model) -> int:
-    """Return the fewest tokens of a batch in which, without flash attention, a token is rounded as in any larger batch."""
+    """Return the smallest batch in which, without flash attention, a token is rounded as in any larger batch."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
 
 
 def without_contradictions(times: Times) -> Times:
-    """Return the times of a device without impossible ones, which contain more than the work itself.
+    """Return the times of a device without impossible ones, which include more than the work itself.
 
     For example, a kernel was compiled at the first use of another size, or another program used the device.
     """
@@ -210,13 +215,13 @@ def without_contradictions(times: Times) -> Times:
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a device that is not the CPU, from its times. Costs for which there is no time stay as they are.
+    """Return the costs of a device other than the CPU, from its times. A cost without a time stays as it is.
 
     A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the time at
     `depth` gives the cost of cells, and `apart_from_cells` is the number of cells for which a tile takes as long as one more
     batch. Idle KV is copied in idle time, so offloading it costs only the time to restore it.
     """
-    if not times.chunk:  # it takes no longer than its tokens one by one
+    if not times.chunk:  # not timed: at worst a chunk takes as long as its tokens one by one
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
     size = times.chunk_tokens
     token = max(times.double - times.chunk, 0.0) / size if times.double else times.chunk / size
@@ -240,7 +245,10 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 
 
 def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
-    """Return the costs with those of moves, and of idle cells if these are known. computed: seconds of a token."""
+    """Return the costs with the costs of moves and, if they were timed, of idle cells.
+
+    computed: seconds of a token.
+    """
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
     costs = replace(costs, restore_share=min(restore / computed, 1.0), cells_per_run=round(few / move))
@@ -257,10 +265,10 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 
 
 def timed_tiles(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a CPU with the times of tiles as measured here. All other costs keep their ratio to a token's.
+    """Return the costs of a CPU with measured times of its tiles. All other costs keep their ratio to a token's cost.
 
     A slow model is timed at a small depth, where attention may take less time than the noise of a timing. Attention then
-    counts with its assumed ratio to a token's time, but at most as the noise.
+    costs its assumed multiple of a token's time, but at most the noise.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -285,15 +293,14 @@ def timed_tiles(costs: Costs, times: Times) -> Costs:
 
 
 def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
-    """Return the costs of a model on a CPU, as assumed before it is timed.
+    """Return the assumed costs of a model on a CPU, before the model is timed.
 
-    Rounding, measured on real weights: without flash attention, a single token is rounded differently from a token in a
-    large batch. With K-quants, the tokens of batches of up to seven are, too; logits of 20 then differ by 1. With flash
-    attention no number of tokens makes reuse exact, so it is enough to compute one token, for its logits.
+    Rounding was measured on real weights. Without flash attention, a single token is rounded differently from a token in a
+    large batch. With K-quants, this also holds for batches of up to seven tokens; logits of 20 then differ by 1. With flash
+    attention, no number of tokens makes reuse exact. So it is enough to compute one token, for its logits.
 
-    Tiles: at 1,024 cells, 63 tokens take 550 ms and 64 tokens 91 ms. A tile attends over the cells of all its requests. At
-    4,100 cells, 3 tokens of 3 requests take 28 ms, 256 tokens of a fourth request's prompt 221 ms, and all in one step 344
-    ms.
+    Tiles: at 1,024 cells, 63 tokens take 550 ms and 64 tokens 91 ms. A tile attends to the cells of all its requests. At
+    4,100 cells, 3 tokens of 3 requests take 28 ms, 256 prompt tokens of a fourth request 221 ms, and all in one step 344 ms.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     width = model.attention_width

@@ -1,4 +1,4 @@
-"""Times the work of a context here: all kinds of work of a device, or the tiles of a CPU's attention."""
+"""Times the work of a context on this machine: all kinds of work of a device, or the tiles of a CPU's attention."""
 
 from __future__ import annotations
 
@@ -16,37 +16,41 @@ from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
 MayGoOn = Callable[[str], bool]
-"""Called with the work that is being timed; returns whether to go on."""
+"""Called with the work that is being timed. Returns whether to go on."""
 FEW = 16  # tokens of a short run
-ROWS = 4  # tokens of a batch with logits for each
-SCATTERED = 4  # tokens in separate cells: without flash attention, a card takes a second for them
+ROWS = 4  # tokens of a batch in which each token has logits
+SCATTERED = 4  # tokens in separate cells; without flash attention, a card takes a second for these
 MOST_DEPTH, MOST_IDLE = 512, 8192  # cells
-DEEP = 128  # cells: with fewer, attention on any CPU is hard to time
-PATIENCE = 0.5  # s for each kind of work: a slow device does less of it
-TRIES, FEWEST_TRIES = 3, 2  # of each kind of work; the fastest counts
-TURNS, ENOUGH_TURNS = 5, 5.0  # turns that time a CPU's tiles; s after which no further turn begins
-SLOW = 2.0  # s for a chunk: a slower device's other costs stay unknown, and a slower CPU's tiles as assumed
-MOST_CUTS = 3  # starts whose timing of a device the bound may end: each start loads the kernels that earlier ones compiled
-BOUND = 30.0  # s for all work of a device: no kind begins that may end later
-LONG = 2.0  # s after which the log has a line for each kind of work
-CHANGED = 5.0  # times as long, or as short: the device has another speed than at the kept times
+DEEP = 128  # cells; with fewer, attention is hard to time on any CPU
+PATIENCE = 0.5  # s for each kind of work; a slow device does less of it
+TRIES, FEWEST_TRIES = 3, 2  # tries of each kind of work; the fastest counts
+TURNS, ENOUGH_TURNS = 5, 5.0  # rounds that time a CPU's tiles; s after which no further round begins
+SLOW = 2.0  # s for a chunk; on a slower device the other times stay unknown, on a slower CPU the tiles stay as assumed
+MOST_CUTS = 3  # starts that may end at BOUND; each start loads the kernels that earlier starts have compiled
+BOUND = 30.0  # s for all work of a device; work that may end later is not started
+LONG = 2.0  # s after which each kind of work is logged
+CHANGED = 5.0  # a ratio of times above which the device's speed has changed since the times were stored
 
 
 class Stopped(Exception):
-    """The server ends, so no more work is timed."""
+    """The server is stopping, so no more work is timed."""
 
 
 class OutOfTime(Exception):
-    """The bound on the time is reached. Times that are still missing stay unknown."""
+    """The time limit is reached. Times that are still missing stay unknown."""
 
 
 def chunk_of(context: Context) -> int:
-    """Return how many tokens the timed chunks have: two chunks fit in one batch, and four in the pool."""
+    """Return how many tokens a timed chunk has. Two chunks fit in one batch, and four in the pool."""
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
 class Timing:
-    """Times work in the pool of a context that nothing else uses, and empties it. goes_on: called before each batch."""
+    """Times work in the pool of a context that nothing else uses, and empties the pool.
+
+    goes_on: called before each batch with the work that is timed; once it returns False, the timing ends.
+    doing: the work in words, for `goes_on` and the log.
+    """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         self._context, self._runner, self._chunk = context, Runner(context), chunk_of(context)
@@ -64,9 +68,12 @@ class Timing:
         self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
     def _depth(self, chunk: float, fewest: int) -> int:
-        """Return how many tokens of chunks, at least `fewest`, other batches are timed after; 0: the pool has no room.
+        """Return the depth for timing: after how many tokens, in whole chunks, batches are timed. 0: the pool has no room.
 
-        chunk: seconds of a chunk. The positions stay below those that the model was trained for.
+        The positions stay below the number of tokens that the model was trained for.
+
+        chunk: seconds of a chunk.
+        fewest: the fewest chunks.
         """
         size, model, most = self._chunk, self._context.model, self._most
         trained = (model.context_train or most) - 2 * size
@@ -75,7 +82,7 @@ class Timing:
 
     @property
     def _most(self) -> int:
-        """The most cells that are used."""
+        """The most cells to use."""
         return self._context.num_cells - 4 * self._chunk
 
 
@@ -83,7 +90,7 @@ class Timing:
 
 
 class TileTiming(Timing):
-    """Times the batches of a CPU, also after many tokens."""
+    """Times the batches of a CPU, in an empty pool and after many tokens."""
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError and Stopped."""
@@ -94,7 +101,7 @@ class TileTiming(Timing):
 
     def _run(self) -> Times:
         size = self._chunk
-        for tokens in (size, 1):  # untimed: llama.cpp allocates
+        for tokens in (size, 1):  # untimed, since llama.cpp allocates
             self._batch(tokens)
         step, chunk = self._batch(1), self._batch(size)
         times = Times(chunk_tokens=size, step=step, chunk=chunk, double=chunk)
@@ -103,9 +110,10 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Return the times with those after `depth` tokens; each is the least of some turns, as are those in an empty pool.
+        """Add times after `depth` tokens. Each time, also in the empty pool, is the least of several rounds.
 
-        Attention is the difference, a few milliseconds, and a machine's speed changes by more from one second to the next.
+        The time of attention is a difference of a few milliseconds. A machine's speed changes by more than that within
+        seconds.
         """
         size, began, turns = self._chunk, perf_counter(), list[dict[str, float]]()
         while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
@@ -117,7 +125,7 @@ class TileTiming(Timing):
         return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
     def _batch(self, size: int, start: int = 0) -> float:
-        """Return the seconds of a batch, whose cells are freed again."""
+        """Return the seconds of a batch. Its cells are freed again."""
         tries: list[float] = []
         while len(tries) < (FEWEST_TRIES if start else 1) or (len(tries) < TRIES and sum(tries) < PATIENCE):
             began = perf_counter()
@@ -131,20 +139,20 @@ class TileTiming(Timing):
 
 
 class DeviceTiming(Timing):
-    """Times all kinds of work of a device that is not the CPU; the most needed times come first.
+    """Times all kinds of work of a device other than the CPU, the most needed times first.
 
     A device compiles or loads a kernel at its first use, which may take a thousand times as long as the work. So each kind
-    of work is done once untimed, and then timed at least twice. Times stay unknown if the bound on the time comes first, or
-    if they contradict each other.
+    of work is done once untimed, and then timed at least twice. A time stays unknown if the time limit is reached before, or
+    if it contradicts other times.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
         super().__init__(context, goes_on, doing)
         self._name, self._began, self._longest = doing, perf_counter(), 0.0
         self.is_cut = False
-        """Whether the bound has ended it."""
+        """Whether the time limit has ended the timing."""
         self.is_doubtful = False
-        """Whether some of the times contradicted each other, so that they are not worth keeping."""
+        """Whether some times contradicted each other, so that no time is worth storing."""
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError and Stopped."""
@@ -178,7 +186,7 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the kinds of work. Each returns fields of the times, and finds the pool as the previous kind left it."""
+        """Return the kinds of work, in order. Each returns fields of `Times`, and uses the pool as the last one left it."""
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
             return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})
@@ -186,10 +194,10 @@ class DeviceTiming(Timing):
         return kinds | deep | {"beside idle cells": self._beside_idle, "scattered": self._scattered}
 
     def _runs_are_apart(self) -> bool:
-        """Return whether the runs of a hybrid can be saved without its states."""
+        """Return whether the runs of a hybrid model can be saved without its recurrent states."""
         try:
             sizes = None if llama.llama_model_is_recurrent(self._context.model.handle) else self._runner.measure_states()
-        except RunnerError:  # the engine measures them again, and reports it
+        except RunnerError:  # the engine measures the states again, and reports the error
             return False
         return sizes is not None and bool(sizes.run_token)
 
@@ -199,7 +207,7 @@ class DeviceTiming(Timing):
         return {"step": self._batch(1)}
 
     def _one_chunk(self, times: Times) -> dict[str, float]:
-        self._check_time(times.step * self._chunk)  # at worst as long as its tokens one by one
+        self._check_time(times.step * self._chunk)  # at worst, a chunk takes as long as its tokens one by one
         return {"chunk": self._batch(self._chunk)}
 
     def _two_chunks(self, _: Times) -> dict[str, float]:
@@ -247,15 +255,15 @@ class DeviceTiming(Timing):
         }
 
     def _scattered(self, times: Times) -> dict[str, float]:
-        """Time the save of tokens that were computed beside those of another sequence, one at a time."""
+        """Time saving tokens whose cells alternate with cells of another sequence."""
         if not times.few:
             return {}
         return self._save_scattered()
 
     def _saves(self, _: Times) -> dict[str, float]:
-        """Time saves of scattered tokens and of as many in one stretch, for a hybrid whose runs are saved without states.
+        """Time saving scattered tokens, and as many in one stretch, for a hybrid model whose runs are saved without states.
 
-        Both contain the part of a save that does not depend on its cells, such as the copy of the recurrent state.
+        Both times include the part of a save that does not depend on its cells, such as the copy of the recurrent state.
         """
         scattered = self._save_scattered()
         self._runner.clear()
@@ -274,7 +282,7 @@ class DeviceTiming(Timing):
     # ---- parts of the work -----------------------------------------------------------------------------------------
 
     def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
-        """Return the seconds of a batch, whose cells are freed again."""
+        """Return the seconds of a batch. Its cells are freed again."""
         compute, undo = self._runner.compute_zeros, self._remove
         return self._fastest(lambda: compute(start, start + size, sequence), lambda: undo(start, sequence))
 
@@ -285,7 +293,7 @@ class DeviceTiming(Timing):
         return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
 
     def _fill(self, depth: int) -> int:
-        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow; return the cells in use."""
+        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow. Return how many cells it uses."""
         copy, used, began = HostCopy(0, depth), depth, perf_counter()
         self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
@@ -296,7 +304,7 @@ class DeviceTiming(Timing):
         return used
 
     def _fastest(self, act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
-        """Return the seconds of the fastest of some tries, after an untimed one. Raises OutOfTime."""
+        """Return the seconds of the fastest of some tries, after an untimed try. Raises OutOfTime."""
         tries: list[float] = []
         self._check_time(self._longest)
         self._longest = max(self._longest, self._seconds(act, undo))
@@ -306,7 +314,7 @@ class DeviceTiming(Timing):
         return min(tries)
 
     def _check_time(self, seconds: float) -> None:
-        """Raise OutOfTime if so many more seconds would exceed the bound."""
+        """Raise OutOfTime if so many more seconds would exceed the time limit."""
         if perf_counter() - self._began + seconds > BOUND:
             raise OutOfTime
 

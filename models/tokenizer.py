@@ -13,7 +13,7 @@ import numpy as np
 from . import llama
 
 # ---- Spellings ----------------------------------------------------------------------------------------------------------
-# Spellings of special tokens are found in a text as by llama.cpp: longer ones first, then from the left.
+# llama.cpp looks for the spellings of special tokens in this order: longer spellings first, then from the left.
 
 Trie = dict[str, "Trie"]
 END = ""  # the key of a trie node at which a word ends
@@ -22,9 +22,9 @@ END = ""  # the key of a trie node at which a word ends
 class Spellings:
     """Finds special tokens by their spelling.
 
-    The text is scanned from the left, and the longest spelling at each place is taken. That gives llama.cpp's result,
-    except in vocabularies where a spelling may start inside one that is no longer (`>>A<<` ends with the first `<` of
-    `<|end|>`). There a place is sure only if no other spelling crosses it.
+    The text is scanned from the left, and the longest spelling at each place is taken. This gives llama.cpp's result, except
+    in vocabularies where a spelling can start inside another one that is not longer: `>>A<<` ends with the first `<` of
+    `<|end|>`. In such a vocabulary a place is sure only if no other spelling crosses it.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -34,11 +34,11 @@ class Spellings:
         self._cross = self._may_cross()
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each spelling, from the left; at each place, of the longest one."""
+        """Yield the start and stop of each spelling, from the left. At each place, the longest spelling is taken."""
         return (found.span() for found in self._pattern.finditer(text))
 
     def is_sure(self, text: str, start: int, stop: int) -> bool:
-        """Return whether llama.cpp also finds this spelling: no other spelling crosses either end."""
+        """Return whether llama.cpp also finds this spelling: no other spelling crosses its start or its end."""
         for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
             other = self._pattern.match(text, at)
             if other and at != start and other.end() > (start if at < start else stop):
@@ -46,16 +46,16 @@ class Spellings:
         return True
 
     def touches(self, text: str) -> bool:
-        """Return whether `text` contains a spelling, starts with the end of one, or ends with the start of one.
+        """Return whether `text` contains a spelling, starts with the end of a spelling, or ends with the start of one.
 
-        Such a text might become a spelling together with a template's text. Case and blanks around the text do not count.
+        Such a text might form a spelling together with a template's text. Case and surrounding blanks are ignored.
         """
         text = text.strip().lower()
         most = min(len(text), max(self._longest - 1, 0))
         head, tail = text[:most], text[len(text) - most :]
         return (
             self._lower.search(text) is not None
-            # Nearly all words start and end with the same few characters: most texts have none of them there.
+            # Nearly all spellings start and end with the same few characters. Most texts have none of these at their ends.
             or (not self._first.isdisjoint(tail) and any(tail[at:] in self._prefixes for at in range(most)))
             or (not self._last.isdisjoint(head) and any(head[: at + 1] in self._ends for at in range(most)))
         )
@@ -81,7 +81,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Return whether a word, no shorter than another, can start inside the other, where a scan takes the other."""
+        """Return whether a word can start inside another word that is not longer, where a scan finds the other word."""
         begins: dict[str, list[str]] = {}
         for word in self.words:
             for length in range(1, len(word)):
@@ -124,40 +124,42 @@ def _alternatives(node: Trie) -> str:
     return f"{stem}(?:{'|'.join(branches)}){'?' if END in node else ''}"
 
 
-CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # only text, unless `special`
-SPECIAL = CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before anything else is cut
-STRIPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # drops spaces beside it
-GUARD = "\n"  # text that merges with nothing after it
-SLICE = 512  # characters of one call, or up to the next place where a cut changes nothing
-LONGEST_RUN = 4096  # characters of one call without a space, or spaces alone
+CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # plain text unless `special`
+SPECIAL = CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED  # found before the rest of the text is cut
+STRIPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # removes adjacent spaces
+GUARD = "\n"  # a text that merges with no text after it
+SLICE = 512  # characters after which text is cut at the next safe special token or unknown character
+LONGEST_RUN = 4096  # most characters of one call without a space, or of spaces alone
 LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
-WORD_END = re.compile(r"(?s).*\w(?=\W)")  # up to the last end of a word
-PIECE = 16 << 10  # characters of one call in other text, or up to the next sure place
-MOST_IN_CALL = 1 << 18  # characters of one call in text without a sure place: about 0.2 s
-SURE = (  # kinds of places, and a pattern of tokens that cross such a place; the second kind is part of the first
+WORD_END = re.compile(r"(?s).*\w(?=\W)")  # up to the last word end
+PIECE = 16 << 10  # characters after which other text is cut at the next sure place
+MOST_IN_CALL = 1 << 18  # most characters of one call in text without a sure place; they take about 0.2 s
+SURE = (  # each kind of place, with a pattern of tokens that cross it; the second kind is part of the first
     (r"(?<=\S)(?= \S)", re.compile(r"[^\s\0\u0109-\u010D\u0120\u2581][ \u0120\u2581]")),
     (r"(?<=[A-Za-z])(?= [A-Za-z])", re.compile(r"[A-Za-z][ \u0120\u2581]")),
     (r"(?<=\S\n)(?=\S)", re.compile(r"[\n\u010A][^\s\0\u0109-\u010D\u0120\u2581]")),
-)  # vocabularies of bytes spell a space as \u0120, and tabs and lines as \u0109 to \u010D; SentencePiece's a space as \u2581
-CUT = (llama.LLAMA_VOCAB_TYPE_BPE, llama.LLAMA_VOCAB_TYPE_SPM, llama.LLAMA_VOCAB_TYPE_WPM)  # kinds that are cut there
-LINED_SPACE = re.compile(r"\n[ \u2581]")  # in a token: then a space may merge with the guard
+)  # byte vocabularies spell a space as \u0120, tabs and line ends as \u0109 to \u010D; SentencePiece spells it as \u2581
+CUT = (llama.LLAMA_VOCAB_TYPE_BPE, llama.LLAMA_VOCAB_TYPE_SPM, llama.LLAMA_VOCAB_TYPE_WPM)  # cut at sure places
+LINED_SPACE = re.compile(r"\n[ \u2581]")  # in a token: a space may merge with the guard
 
 
 class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
-    llama.cpp's time grows with the square of the number of special tokens in a text, and in SentencePiece's vocabularies
+    llama.cpp's time grows with the square of the number of special tokens in a text and, in SentencePiece's vocabularies,
     with the square of the number of unknown characters. So a long text is passed on in slices, which are cut before special
-    tokens or unknown characters. Nothing merges across such a cut, so the ids are those of the whole text. In many
-    vocabularies a word of many thousand characters ends the process (by a recursive regular expression). So a run longer
-    than `LONGEST_RUN` is cut in any case, at the end of a word if it has one. Only there can the ids differ from
-    llama.cpp's.
+    tokens or unknown characters. Nothing merges across such a cut, so the ids are those of the whole text.
 
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
-    place. Nothing merges there, and every rule for words starts a word there. With these cuts each call of llama.cpp
-    takes some 20 ms.
+    place. Nothing merges there, and every rule for words starts a word there. With these cuts each call of llama.cpp takes
+    some 20 ms.
 
-    between: called before each of these calls; an exception from it ends the work.
+    A text without such places is cut elsewhere, if possible at the end of a word. Only there can the ids differ from
+    llama.cpp's. This happens after `MOST_IN_CALL` characters, or after `LONGEST_RUN` characters at a special token that is
+    not sure. In many vocabularies, a word of many thousand characters ends the process, because of a recursive regular
+    expression. There it also happens after `LONGEST_RUN` characters without spaces, or of spaces alone.
+
+    between: called before each call of llama.cpp. An exception from it ends the work.
     """
 
     def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
@@ -165,18 +167,18 @@ class Tokenizer:
         size = llama.llama_vocab_n_tokens(vocab)
         kinds = [llama.llama_vocab_get_attr(vocab, token) for token in range(size)]
         self.longest = max(max(-llama.llama_token_to_piece(vocab, token, b"", 0, 0, True) for token in range(size)), 1)
-        """Bytes that one token can spell."""
+        """The most bytes that one token can spell."""
         specials = {token: self._spelling(token) for token in range(size) if kinds[token] & SPECIAL}
         self._specials = np.array(list(specials), np.int32)
         self._strips = frozenset(word for token, word in specials.items() if kinds[token] & STRIPS)
         self.controls = Spellings([word for token, word in specials.items() if kinds[token] & CONTROL])
-        """Spellings of control tokens, which are only text unless `special`."""
+        """The spellings of control tokens, which are plain text unless `special`."""
         self._all = Spellings(specials.values())
         self._plain = Spellings([word for token, word in specials.items() if not kinds[token] & CONTROL])
         kind = llama.llama_vocab_type(vocab)
         is_pieces = kind == llama.LLAMA_VOCAB_TYPE_SPM
         unknown = f"[^{self._characters(size)}]" if is_pieces else "(?!)"
-        # The first unknown character of a run may follow a special token, and then gets a space before it.
+        # The first of several unknown characters may follow a special token, and then gets a space before it.
         self._unknown = re.compile(f"(?<={unknown}){unknown}" if is_pieces else unknown)
         self._bounds_runs = kind == llama.LLAMA_VOCAB_TYPE_BPE or bool(self._strips)
         bos = llama.llama_vocab_bos(vocab) if llama.llama_vocab_get_add_bos(vocab) else -1
@@ -187,15 +189,16 @@ class Tokenizer:
         self._sure = self._sure_places(size, specials)
 
     def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the token ids (int32) of a part of a prompt. special: spellings of control tokens become these tokens.
+        """Return the token ids (int32) of a part of a prompt.
 
-        begin: the part is the first one, so BOS is added if the model wants it. Some vocabularies (SentencePiece's) put a
-        space before every text. In the middle of a prompt the space is removed, since the prompt does not have it.
+        special: spellings of control tokens become these tokens.
+        begin: the part is the first one, so BOS is added if the model wants it. Some vocabularies, such as SentencePiece's,
+        put a space before every text. This space is removed from every later part, since the prompt does not contain it.
         """
         return np.concatenate([np.empty(0, np.int32), *self.runs(text, special, begin)])
 
     def runs(self, text: str, special: bool = False, begin: bool = False) -> Iterator[np.ndarray]:
-        """Yield the ids of `__call__`, run by run."""
+        """Yield the ids of `__call__`, slice by slice."""
         parts = self.slices(text, special)
         if begin:
             yield self.begin
@@ -204,7 +207,7 @@ class Tokenizer:
             yield self._guarded(part, special)
 
     def slices(self, text: str, special: bool) -> Iterator[str]:
-        """Yield `text` in slices, one for each call of llama.cpp. The first one may be empty."""
+        """Yield `text` in slices, one for each call of llama.cpp. The first slice may be empty."""
         spellings, cut = self._all if special else self._plain, 0
         for start, stop in self._borders(text, spellings) if len(text) > SLICE else ():
             size = start - cut
@@ -216,9 +219,8 @@ class Tokenizer:
     def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
         """Cut tokens (int32) into texts and special tokens, in order.
 
-        Yield each with whether `__call__` put a space before it.
-
-        Some vocabularies add a space: then `__call__` puts one at the start and after special tokens.
+        Yield each piece, and whether `__call__` puts a space before it. In vocabularies that add a space, `__call__` puts
+        one at the start of a prompt and after special tokens.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):
@@ -229,7 +231,7 @@ class Tokenizer:
             yield from self._words(run)
 
     def _borders(self, text: str, spellings: Spellings) -> Iterator[tuple[int, int]]:
-        """Yield start and stop of special tokens and unknown characters, in order: nothing merges across their start."""
+        """Yield the start and stop of special tokens and unknown characters, in order. Nothing merges across their start."""
         special = ((start, stop) for start, stop in spellings.find(text) if text[start:stop] not in self._strips)
         unknown = (found.span() for found in self._unknown.finditer(text) if not (self._strips and found[0].isspace()))
         return merge(special, unknown)
@@ -258,7 +260,7 @@ class Tokenizer:
         yield text[start:]
 
     def _sure_places(self, size: int, specials: Mapping[int, str]) -> re.Pattern[str]:
-        """Return a pattern of the places where a token is sure to start: all kinds that no token crosses."""
+        """Return a pattern for the places where a token always starts: all kinds of SURE places that no token crosses."""
         spelt = "\0".join(self._spelling(token) for token in range(size) if token not in specials)
         if self._strips or (len(self._guard) and LINED_SPACE.search(spelt)):
             return re.compile("(?!)")
@@ -269,7 +271,7 @@ class Tokenizer:
         return re.compile("|".join(places) or "(?!)")
 
     def _guarded(self, text: str, special: bool) -> np.ndarray:
-        """Return the ids of a part that is not the first of a prompt."""
+        """Return the ids of a part that is not the first part of a prompt."""
         if not len(self._guard):
             return self._call(text, special)
         guarded = self._call(GUARD + text, special)
@@ -282,7 +284,7 @@ class Tokenizer:
         data = text.encode("utf-8", "replace")
         ids = np.empty(len(data) + 2, np.int32)
         count = self._fill(data, ids, special)
-        if count < 0:  # more tokens than bytes: with odd vocabularies only
+        if count < 0:  # more tokens than bytes, in odd vocabularies only
             ids = np.empty(-count, np.int32)
             count = self._fill(data, ids, special)
         return ids[:count].copy()
@@ -294,7 +296,7 @@ class Tokenizer:
         return llama.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
 
     def _characters(self, size: int) -> str:
-        """Return all characters of the vocabulary, escaped for a regular expression's brackets."""
+        """Return all characters of the vocabulary, escaped for the brackets of a regular expression."""
         known = {" "}.union(*map(self._spelling, range(size)))
         return re.escape("".join(sorted(known)))
 

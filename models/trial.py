@@ -1,4 +1,4 @@
-"""Tries a library in a separate process, which the library may end. The same files are tried only once on the same CPU."""
+"""Tries a library in a separate process, which the library may crash. The result is kept for these files and this CPU."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..slots.child import run_child
 from .model_files import cache_folder, keep, stamp
 
 PATIENCE = 60  # s
-PASSED = "passed"  # what a trial prints, after any output of the library
-FAILED = "failed: "  # precedes a kept reason
+PASSED = "passed"  # the line that a trial prints, after any output of the library
+FAILED = "failed: "  # the prefix of a stored reason
 LONGEST = 1000  # characters of a reason
-COMPLAINS = "llama.cpp: "  # precedes an error that llama.cpp logs during a trial
+COMPLAINS = "llama.cpp: "  # the prefix of an error that llama.cpp logs during a trial
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-"""Signals that a process causes itself. Other signals come from outside: by ctrl-C, or if the system lacks memory."""
+"""Signals that a process causes itself. Other signals come from outside: from ctrl-C, or if the system lacks memory."""
 CPU_INFO = Path("/proc/cpuinfo")
-INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # of x86's flags
+INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # among x86's flags
 DOOR = Path(__file__).with_name("llama.py")  # the module that calls a library
-SEARCHED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH")  # where a library finds others
+SEARCHED = ("LD_LIBRARY_PATH", "LD_PRELOAD", "GGML_BACKEND_PATH")  # where a library looks for other libraries
 
 
 # ---- Commands that run a module of this package in a separate process. --------------------------------------------------
 
 PACKAGE_ROOT = Path(__file__).parents[1]
-# Not `-m`: for another process, a checkout that is not installed is no package.
+# Not `-m`: in another process, a checkout that is not installed is no package.
 START = """
 import sys, types
 from importlib import import_module
@@ -44,9 +44,11 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module with these arguments. module: its name below this package.
+    """Return the command that calls `main` of a module with these arguments.
 
-    The flag -P keeps the process from importing anything from its working folder; this process does not do that either.
+    The flag -P keeps the process from importing anything from its working folder, as in this process.
+
+    module: the module's name below this package.
     """
     return [sys.executable, "-P", "-c", START, str(PACKAGE_ROOT), f"slotcache.{module}", *arguments]
 
@@ -68,9 +70,12 @@ def failure(
 ) -> str:
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
-    env: the environment of the child; by default that of this process. also: other values on which the result depends; their
-    repr must show them. patience: most seconds of the trial; PATIENCE by default. keeps: a failure is kept, too, and its
-    message names the file to remove. again: a kept failure is ignored. goes_on: as in `run_child`.
+    env: the environment of the child process; by default the environment of this process.
+    also: further values on which the result depends. Their repr must differ if they do.
+    patience: the most seconds of the trial; PATIENCE by default.
+    keeps: a failure is stored, too, and the result names the file to remove.
+    again: a stored failure is ignored.
+    goes_on: as in `run_child`.
     """
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
     known = _read(kept)
@@ -81,13 +86,13 @@ def failure(
         return reason
     try:
         keep(kept, f"{FAILED}{reason}" if reason else PASSED)
-    except OSError:  # without a cache directory, it is tried at every start
+    except OSError:  # without a cache directory, each start tries the library
         return reason
     return _with_place(reason, kept)
 
 
 def _read(kept: Path) -> str | None:
-    """Return why a library failed, "" if it passed; None: no result is kept, or it is damaged."""
+    """Return why a library failed, "" if it passed; None if no result is stored, or if the file is damaged."""
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_bytes().decode()
         if text == PASSED:
@@ -104,7 +109,7 @@ def _with_place(reason: str, kept: Path) -> str:
 def _tried(
     command: Sequence[str], env: Mapping[str, str] | None, patience: float, goes_on: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return why a trial fails, "" if it passes; and whether the library itself is the cause, and no other process."""
+    """Return why a trial failed ("" if it passed), and whether the library itself is the cause, and not another process."""
     try:
         done = run_child(command, timeout=patience, env=env, goes_on=goes_on)
     except subprocess.TimeoutExpired:
@@ -123,14 +128,14 @@ def _tried(
 
 
 def _last_words(said: Sequence[str]) -> str:
-    """Return what a process said before it crashed: if possible llama.cpp's last error, without lines that continue it."""
+    """Return the last output of a crashed process: llama.cpp's last error, if there is one, without continuation lines."""
     errors = [line.removeprefix(COMPLAINS) for line in said if line.startswith(COMPLAINS)]
     words = [line for line in errors if not line[:1].isspace()] or [line for line in said if line.strip()]
     return words[-1].strip()[:LONGEST] if words else ""
 
 
 def _key(library: Path, also: object = None) -> str:
-    """Return a digest of all that a trial's result depends on; no library is loaded for this."""
+    """Return a digest of everything on which a trial's result depends. This loads no library."""
     folders = {library.parent, library.resolve().parent}
     near = [path for folder in folders for path in folder.iterdir() if re.search("llama|ggml", path.name) and path.is_file()]
     parts = sorted(map(stamp, [*near, DOOR])), instructions(), [os.environ.get(name) for name in SEARCHED]
@@ -139,7 +144,7 @@ def _key(library: Path, also: object = None) -> str:
 
 
 def instructions(cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return Linux's names of this CPU's instruction sets, sorted; on other systems the name of the CPU.
+    """Return Linux's names of this CPU's instruction sets, sorted. On other systems, return the name of the CPU.
 
     Other flags of x86 are ignored, since a new kernel changes them.
     """

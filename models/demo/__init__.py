@@ -1,4 +1,4 @@
-"""The embedded model: its file, and the corpus of the demo."""
+"""The bundled model: its file, and the corpus of the demo."""
 
 from pathlib import Path
 

@@ -26,7 +26,11 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class CorpusQuestion:
-    """A question. answer: a sentence of `document`. ranked: ids of five documents, ranked by a keyword search."""
+    """A question about the corpus.
+
+    answer: a sentence of `document`.
+    ranked: the ids of five documents, ranked by a keyword search.
+    """
 
     question: str
     answer: str
@@ -49,7 +53,7 @@ class Corpus:
         return cls({document.id: document for document in documents}, tuple(questions))
 
     def write(self, folder: Path) -> Path:
-        """Write each document to a file in a folder, unless the file is there. Return the folder. Raises OSError."""
+        """Write each document to a file in a folder, unless the file has this text. Return the folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for document in self.documents.values():
             file, text = folder / f"{document.id}.md", f"# {document.title}\n\n{document.text}\n"
