@@ -40,7 +40,7 @@ SENTENCES = [
     ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", endpoint.STAGE * 1000),
     ("docs/formats.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
-    ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),
+    ("docs/retrieval.md", "spans that quote {} words or more", retrieve.QUOTED_WORDS),
     ("docs/retrieval.md", "at most {} of each kind", retrieve.MOST),
     ("docs/scale.md", "The front remembers {} of these orders", orders.MAX_TURNS),
     ("docs/scale.md", "an event of more than {} MiB", events.LARGEST_EVENT >> 20),
