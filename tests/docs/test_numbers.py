@@ -44,7 +44,7 @@ SENTENCES = [
     ("docs/retrieval.md", "at most {} of each kind", retrieve.MOST),
     ("docs/scale.md", "The front remembers {} of these orders", orders.MAX_TURNS),
     ("docs/scale.md", "an event of more than {} MiB", events.LARGEST_EVENT >> 20),
-    ("docs/scale.md", "answers that are under way {} seconds", front.GRACE),
+    ("docs/scale.md", "open answers have {} seconds to finish", front.GRACE),
     ("SECURITY.md", "may take {} s of processor time", json_schema.SECONDS),
 ]
 
