@@ -24,9 +24,9 @@ SENTENCES = [
     ("docs/how-it-works.md", "raises it for up to {} waiting requests that share", groups.MOST_SHARING),
     ("docs/how-it-works.md", "the same uncached text of {} tokens or more", CPU.min_shared),
     ("docs/how-it-works.md", "runs in steps of {} tokens", CPU.background_step),
-    ("docs/how-it-works.md", "each is to end after {} ms", OTHER.background_ns / 1e6),
+    ("docs/how-it-works.md", "so there a step takes about {} ms", OTHER.background_ns / 1e6),
     ("docs/how-it-works.md", "Two snapshots of a prompt are at least {} tokens apart", snapshots.SPACING),
-    ("docs/how-it-works.md", "no second prompt has used, the newest {} remain", snapshots.UNUSED),
+    ("docs/how-it-works.md", "Only the newest {} such snapshots remain", snapshots.UNUSED),
     ("docs/how-it-works.md", "which has {} s of processor time", json_schema.SECONDS),
     ("docs/how-it-works.md", "and {} GiB, and then in a thread", json_schema.BYTES >> 30),
     ("docs/api.md", "A grammar may have {} characters", json_schema.MAX_BYTES),
@@ -40,11 +40,11 @@ SENTENCES = [
     ("docs/retrieval.md", "takes longer than {} ms and a slot is idle", endpoint.STAGE * 1000),
     ("docs/formats.md", "files above {} MiB", files.MAX_BYTES >> 20),
     ("docs/retrieval.md", "first {} of that search", ranking.DEPTH),
-    ("docs/retrieval.md", "those that quote {} words or more", retrieve.QUOTED_WORDS),
+    ("docs/retrieval.md", "spans that quote {} words or more", retrieve.QUOTED_WORDS),
     ("docs/retrieval.md", "at most {} of each kind", retrieve.MOST),
     ("docs/scale.md", "The front remembers {} of these orders", orders.MAX_TURNS),
     ("docs/scale.md", "an event of more than {} MiB", events.LARGEST_EVENT >> 20),
-    ("docs/scale.md", "answers that are under way {} seconds", front.GRACE),
+    ("docs/scale.md", "open answers have {} seconds to finish", front.GRACE),
     ("SECURITY.md", "may take {} s of processor time", json_schema.SECONDS),
 ]
 
@@ -62,14 +62,14 @@ def test_a_number_is_the_codes(name, sentence, value):
 
 def test_an_answer_of_a_grammar_may_wait_a_second():
     text = " ".join(read("docs/how-it-works.md").split())
-    assert grammar.PATIENCE == 1 and "waiting for more than a second in all fails" in text
+    assert grammar.PATIENCE == 1 and "waiting for more than a second in all." in text
 
 
 def test_the_bound_on_overtaking_is_reported_with_its_exceptions():
     """Settings.md is made from the settings: how-it-works says the same in words."""
     text = " ".join(section(read("docs/how-it-works.md"), "## One step").split())
-    assert WINDOW and "after `--window` times no later one of its priority" in text
-    assert "not hold against a higher priority, nor while the slot" in text
+    assert WINDOW and "After `--window` overtakes, no later request of its priority" in text
+    assert "not apply to requests of a higher priority, nor while the slot" in text
 
 
 def test_what_is_said_of_eviction_policies_is_in_their_table():
