@@ -191,7 +191,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 # A client that searches in stages sends the messages at once, and then the documents of each stage. On an idle slot, the
 # server prefills the prompt of the newest stage. A later stage replaces an earlier stage, and the common prefix of their
 # prompts stays cached. The chat completion with the final documents reuses the prefix that it shares with the newest
-# stage, and ends a prefill of other documents.
+# stage, and ends the prefill of this stage if it still runs.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:

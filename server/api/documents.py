@@ -21,7 +21,7 @@ from .reply import JsonReply, encode
 
 NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
 SHARE = 3  # a file that takes more than a third of the context is large
-MOST_LETTERS = 4 << 20  # in a text that is returned; a longer text can only be kept for searches
+MOST_LETTERS = 4 << 20  # letters of a file whose text is returned; a longer file can only be kept for searches
 MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; for the rest, the number of tokens is estimated
 FORM, MOST_FIELDS = "multipart/form-data", 16
 MOST_HEAD = 4 << 10  # bytes of a field's head: Python parses its parameters in quadratic time

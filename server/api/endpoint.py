@@ -120,7 +120,7 @@ def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
 
 
 def not_stored(id: str) -> RequestError:
-    """Return the error for an id of which no answer is stored."""
+    """Return the error for an id without a stored answer."""
     return RequestError(
         f"no response {id[:80]!r} is stored in this scope: expected a stored response's id, and its cache_scope as ?scope=",
         status=404,
@@ -461,7 +461,7 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
     path = request.scope["path"]
-    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the address may name the model
+    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the model may be named outside the body
     if refusals and (error := refusals.find(await beside_others(request, key), path)):
         request.state.is_quiet = True
         raise error

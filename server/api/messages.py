@@ -30,7 +30,7 @@ from .endpoint import begin_answer, beside_others, count_prompt, early_meta, pre
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
 from .stream import early_of
 
-# ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
+# ---- Content blocks of Anthropic's Messages, and the chat messages made from them. --------------------------------------
 
 ChatMessages = list[dict[str, JsonValue]]
 FAILED = "Error: "  # precedes the result of a tool that failed, since templates have no field for failures
@@ -384,7 +384,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         )
 
     def _variables(self) -> dict[str, JsonValue]:
-        """Return variables of the chat template. The model reasons only if asked to, as in Anthropic's API."""
+        """Return variables of the chat template. As in Anthropic's API, the model reasons only if the request wants it."""
         asked, config = self.asked_reasoning, self.output_config
         is_silent = (asked.is_on, asked.effort, asked.most) == (None, None, None)
         effort = {"reasoning_effort": config.effort} if config and config.effort else {}
@@ -436,7 +436,7 @@ DELTAS = {
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: a call's id and name. sealed: the block's text is only in its signature."""
+    """One block of the content. named: a call's id and name. sealed: whether only the signature has the block's text."""
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -470,7 +470,7 @@ class MessagesReply:
 
     num_prompt: the number of the prompt's tokens, for `message_start`. How many of them were cached is only known for
     `message_delta`. shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back
-    with the history. has_started: the stream sent `message_start` before its model was loaded.
+    with the history. has_started: whether the stream sent `message_start` before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:

@@ -218,7 +218,7 @@ class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
 
 UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h|)")
-MOST_WRITTEN = 64  # characters
+MOST_WRITTEN = 64  # characters of a duration
 LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is kept for ever
 
 

@@ -28,7 +28,7 @@ from .reply import JsonReply, encode
 
 API_VERSION = "0.13.5"  # the version of Ollama that has these fields; clients compare it
 NDJSON = "application/x-ndjson"
-FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
+FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers about a model that is never unloaded
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ def _capabilities(request: Request, model: Model) -> list[str]:
     embedders = [vectors.embedding.embedder.model for _, vectors in opened if vectors.embedding is not None]
     able = ["embedding"] if any(model is one for one in embedders) else []
     if (service := _service_with(request, model)) is not None:
-        able += ["completion", "tools"]  # a template that shows no tools gets them in the system message
+        able += ["completion", "tools"]  # if the template shows no tools, the system message has them
         able += ["insert"] * service.builder.can_infill + ["thinking"] * service.template.thinks
     return able
 

@@ -109,7 +109,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the most probable tokens by their texts. If two have the same text, the more probable one counts."""
+        """Return the most probable tokens by their texts. Of tokens with the same text, the most probable one counts."""
         best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 

@@ -53,9 +53,9 @@ class Ahead:
     ) -> bool:
         """Prefill a prompt into the cache. Raises AheadFailed.
 
-        True: the next prompt may follow. The prompt is cached, or it is skipped because it is too long or, for kind
-        AHEAD, too few cells are free. False: stop for now, since a request came, the model sleeps or too few cells are
-        free. kind, follows, session: as in `Request`.
+        True: the prompt is cached or skipped, and the next prompt may follow. A prompt is skipped if it is too long or,
+        for kind AHEAD, if too few cells are free. False: stop for now, since a request came, the model sleeps, or too
+        few cells are free for a prompt of kind PREFETCH. kind, follows, session: as in `Request`.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
@@ -109,7 +109,10 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPrompt:
-    """A prompt whose client disconnected during its prefill. The choices of a request are equal, so it is kept once."""
+    """A prompt whose client disconnected during the prefill.
+
+    All choices of a request make equal objects, so a backlog keeps their prompt once.
+    """
 
     prompt: Prompt
     scope: Scope
@@ -120,7 +123,7 @@ class AbandonedPrompt:
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the rest of the prompt, if free cells suffice."""
+        """Prefill the rest of the prompt, if enough cells are free for it."""
         missing = await ahead.view.missing(self.prompt, self.scope)
         has_room = missing.fits or not missing.idle
         return not has_room or await ahead.prefill(self.prompt, self.scope, kind=Kind.PREFETCH, session=self.session)

@@ -28,7 +28,7 @@ BUSY = (429, 503)  # statuses of a server that may have room later
 PAUSE = 1.0  # s until a line is tried again after such a status
 COSTLY = b'"code":"loading_failed"'  # with this error each try loads a model, so the pause doubles
 LONGEST = 60.0  # s: the longest pause
-MOST_ORDERED = 16  # documents of a line that decide its place, since the time to plan grows with their square
+MOST_ORDERED = 16  # only so many documents of a line decide its place: the time for this grows with their square
 
 encode = msgspec.json.Encoder().encode
 

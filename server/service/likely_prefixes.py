@@ -66,7 +66,7 @@ class SharedPrefix:
         return (self.scope, self.instructions) == (other.scope, other.instructions)
 
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
-        """Return a chat with one question about documents. Large options or instructions take some time."""
+        """Return a chat with one question about documents. This takes time if options or instructions are large."""
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
         # A document that is read separately also attends to the prefix alone, so its chats need no prefixes of their own.

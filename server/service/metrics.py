@@ -54,7 +54,7 @@ OF_LLAMA_SERVER = (
 
 @dataclass(slots=True)
 class Rate:
-    """A rate of tokens. seconds: the time of all requests. recent: tokens and seconds of the last finished requests."""
+    """A rate of tokens. seconds: the time of all finished requests. recent: tokens and seconds of each of the last ones."""
 
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))

@@ -39,9 +39,9 @@ OF_FIRST = (
     *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model", "spec_type"),
     *("embedding_model", "rerank_model", "slot_save_path"),
 )
-"""Settings of the first model alone."""
+"""Settings that apply only to the first model."""
 REFUSED = ("alias", "chat_template", "chat_template_file", "embeddings", "reranking", "pooling", "hf_repo")
-"""Settings of one model that several cannot share."""
+"""Settings of a single model, which several models cannot share."""
 LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "failed": "unloaded"}
 """The states in the words of llama-server's router, which lists a failed model as unloaded, with a separate failure."""
 
@@ -207,7 +207,7 @@ class Models:
         self.entries: Mapping[str, ModelEntry] = {entry.name: entry for entry in entries}
         self.takes_turns = bool(entries)
         self.served: Loaded | None = None
-        self.opener: Opener | None = None  # once the first model is loaded
+        self.opener: Opener | None = None  # set once the first model is loaded
         self.num_swaps = 0
         self._places, self._turn = settings.models_loaded, settings.model_turn
         self._any = settings.any_model or not self.takes_turns
@@ -229,7 +229,7 @@ class Models:
     def find(self, name: str | None) -> ModelEntry:
         """Return the model of this name. Raises RequestError 404 if there is none.
 
-        Without a name, return the first model, and also for an unknown name if the settings accept any name.
+        The result is the first model if no name is given, or if the name is unknown and the settings accept any name.
         """
         if not name:
             return self.first

@@ -40,8 +40,8 @@ class Repeats:
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
         """Remember a prompt. Return how many of its first tokens an earlier prompt of the client has, too.
 
-        The number is rounded down to a multiple of `STRIDE`. After the first number above 0, a client only gets 0,
-        since it is warned only once. model: the model's name, since two models never share KV.
+        The number is rounded down to a multiple of `STRIDE`. Once a client has been warned with a number above 0, the
+        result for it is always 0. model: the model's name, since two models never share KV.
         """
         if client in self._warned:
             return 0
@@ -58,7 +58,7 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each prefix before the first documents. The order of the documents is not known yet."""
+    """Yield a digest of each prefix before the first documents, since their order is not known yet."""
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):

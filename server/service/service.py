@@ -42,7 +42,7 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
-ROOM = 0.5  # share of a prompt's tokens for documents from a search
+ROOM = 0.5  # share of a request's most tokens that documents from a search may take
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # waiting grammars: each may take two seconds to compile
 NAMELESS = "volatile has no effect without a `session_id` or `cache_scope`: a prompt takes no text from another session"
@@ -376,7 +376,7 @@ class Service:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a session's prompt. If it quotes the answers of earlier prompts, evict these prompts' KV first.
+        """Remember a session's prompt. If it quotes answers to earlier prompts, mark their KV for early eviction.
 
         entries: the messages of the prompt, and its answer.
         """

@@ -57,7 +57,7 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The prompt of a request that has only one, such as a chat."""
+        """The only prompt of a request that has one prompt, such as a chat."""
         (prompt,) = self.prompts
         return prompt
 
