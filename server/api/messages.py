@@ -106,7 +106,7 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
     if said.documents and carrier.get("documents"):
-        raise RequestError(f"{where}.documents: its blocks have documents, too: send one kind", param=f"{where}.documents")
+        raise RequestError(f"{where}.documents: blocks have documents, too: give one of them", param=f"{where}.documents")
     carrier["documents"] = said.documents or carrier.get("documents", [])
     return messages
 
@@ -345,7 +345,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         yield from super().warnings()
         contents = (said.content for said in self.messages if said.role == "assistant" and isinstance(said.content, list))
         if lost := sum(map(_is_lost, chain.from_iterable(contents))):
-            yield f"messages: reasoning was left out, since its seal is damaged or from another server: thinking ({lost})"
+            yield f"messages: reasoning with a damaged seal, or another server's seal, was left out: thinking ({lost})"
 
     def unused(self) -> tuple[str, ...]:
         edits = (self.context_management or {}).get("edits") or []
