@@ -47,7 +47,7 @@ class ChatReply(ChoicesReply):
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens with logprobs, for the next chunk
         self._customs = customs
         self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # free texts, by the call's number
-        # The start of a chunk that has only text, by choice. Nearly all chunks of a stream have only text.
+        # For each choice, the start of a chunk that has only text. Nearly all chunks of a stream have only text.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(len(self._readers))

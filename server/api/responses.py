@@ -477,7 +477,7 @@ class CompactionReply(ResponsesReply):
     """The reply to a compaction.
 
     kept: the first items in the body of `/v1/responses/compact`; None: the reply is an ordinary response.
-    num_documents: the number of documents of the kept messages, of which only the texts are kept.
+    num_documents: the number of documents that the kept messages had. Only the texts of these messages are kept.
     """
 
     kept: Sequence[Fields] | None = None

@@ -27,7 +27,7 @@ def early_of(request: Request) -> ReplyFormat | None:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. At the end, or if the client disconnects, `disconnect` ends each generation.
+    """Streams the events of generations. At its end, also by a disconnect, it calls `disconnect` for each generation.
 
     later: waits until the model is loaded, and returns the reply with the generations, or a whole response. Until then
     `reply`, which has no generations, only makes pings.

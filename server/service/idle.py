@@ -33,7 +33,7 @@ from .likely_prefixes import LikelyPrefixes, SharedPrefix
 logger = logging.getLogger("slotcache.idle")
 MAX_WAITING = 64  # items in a backlog; if there are more, the oldest are dropped
 MAX_BYTES = 32 << 20  # bytes of memory for a backlog
-PAUSE = 0.05  # seconds without a request before work starts: programs wait less between two requests; a step takes as long
+PAUSE = 0.05  # seconds without a request before work starts: about a step's time, and longer than programs pause
 
 
 class Backlog:

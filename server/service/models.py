@@ -43,7 +43,7 @@ OF_FIRST = (
 REFUSED = ("alias", "chat_template", "chat_template_file", "embeddings", "reranking", "pooling", "hf_repo")
 """Settings of a single model, which several models cannot share."""
 LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "failed": "unloaded"}
-"""The states in the words of llama-server's router, which lists a failed model as unloaded, with a separate failure."""
+"""The states in the words of llama-server's router. It lists a failed model as unloaded, with the failure elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

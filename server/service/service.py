@@ -198,7 +198,7 @@ class Service:
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
     async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-        """Prefill the text before a chat's last documents, before the chat is submitted. Raises RequestError.
+        """Prefill the text that precedes a chat's last documents, ahead of the chat. Raises RequestError.
 
         False: the text is cached or too short, no slot is idle, or too many prompts wait. A short text is not computed,
         since alone it would be rounded differently than as the prefix of a whole prompt. key, num_bytes: as in
