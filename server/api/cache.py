@@ -1,4 +1,4 @@
-"""The routes of the cache: warming, contents, sessions, stored conversations, the order of documents, speculation."""
+"""The routes of the cache: warming, contents, sessions, stored conversations, document order and speculation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
     """
     service = service_of(request)
     if not (service.model.can_trim or service.view.keeps_snapshots):
-        raise RequestError("this model's state cannot be cut and --cache-ram leaves no room for snapshots: nothing to warm")
+        raise RequestError("this model's state cannot be cut, and --cache-ram leaves no room for snapshots: nothing to warm")
     asked = asked.prefill_only()
     prepared = await prepare(request, asked)
     (generation,) = service.submit(replace(prepared, turn=None))  # warming a prompt is not a turn of a conversation
@@ -44,7 +44,10 @@ async def warm(request: Request, asked: WarmRequest) -> Response:
 
 
 async def contents(request: Request) -> Response:
-    """List the cached runs of a scope (`?scope=`, by default the common one)."""
+    """List the cached runs of a scope (`?scope=`; by default the common scope).
+
+    A run is one node of the prefix tree: consecutive tokens that are cached together.
+    """
     service, scope = service_of(request), scope_of(request)
     found = await service.view.contents(scope)
     return JsonReply(
@@ -55,7 +58,7 @@ async def contents(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Drop the cached KV of a scope and its queued idle prefill.
 
-    KV that running requests use stays. All models drop the scope, unless the request names one model.
+    KV that running requests use is kept. All models drop the scope, unless the request names one model.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])
@@ -71,7 +74,7 @@ async def _drop(service: Service, scope: str) -> int:
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
-    """Pin a warmed prompt, or end its pin. Return how many of its tokens are pinned now."""
+    """Pin a warmed prompt, or end its pin. Return how many of the prompt's tokens are pinned now."""
     if asked.pin:
         return await service.view.pin(generation, asked.ttl or inf)
     await service.view.unpin(generation)
@@ -86,12 +89,15 @@ async def end_session(request: Request) -> Response:
     id, scope = request.path_params["id"], scope_of(request)
     retired = [await _end_session(service, scope, id) for service in services_of(request)]
     if all(tokens is None for tokens in retired):
-        raise RequestError(f"no session {id!r} has asked in this scope", status=404, param="id", code="session_not_found")
+        raise RequestError(f"no session {id!r} is known in this scope", status=404, param="id", code="session_not_found")
     return JsonReply({"id": id, "object": "session.ended", "scope": scope, "tokens": sum(filter(None, retired))})
 
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
-    """Return how many tokens will now be evicted first; None: this model has had no request of the session."""
+    """End a session for one model. Return how many of its tokens will now be evicted first.
+
+    None: the model has had no request of the session.
+    """
     is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
     if not branches:
@@ -105,7 +111,7 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 async def show_conversation(request: Request) -> Response:
     """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    It shows the messages up to the answer from which the next request continues.
+    Its messages end with the answer that the next request will continue.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
@@ -142,8 +148,8 @@ async def forget_conversation(request: Request) -> Response:
 
 def _unknown(id: str) -> RequestError:
     return RequestError(
-        f"no conversation {id!r} is remembered in this scope: expected the id of one that has an answer, and ?scope= as its "
-        "cache_scope",
+        f"no conversation {id!r} is stored in this scope: expected the id of a conversation that has an answer, and its "
+        "cache_scope as ?scope=",
         status=404,
         param="id",
         code="conversation_not_found",
@@ -151,11 +157,11 @@ def _unknown(id: str) -> RequestError:
 
 
 # ---- Documents ----------------------------------------------------------------------------------------------------------
-# `POST /v1/documents/order`: the order that the documents of a chat would have now, and the reuse that it brings.
+# `POST /v1/documents/order`: the order that a chat's documents would have now, and how many tokens it would reuse.
 
 
 async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
-    """Order the documents of a chat, or documents alone. This is a dry run: it computes and changes nothing."""
+    """Order the documents of a chat, or documents alone. This is a dry run: the cache does not change."""
     if not asked.messages:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
     predicted = await predict(request, asked)
@@ -180,11 +186,12 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 
 
 # ---- Speculation --------------------------------------------------------------------------------------------------------
-# Turns that a client opens before its search is done (RAGCache, section 5.3: dynamic speculative pipelining).
+# Prefill of chats whose document search still runs (RAGCache, section 5.3: dynamic speculative pipelining).
 #
 # A client that searches in stages sends the messages at once, and then the documents of each stage. On an idle slot, the
-# server prefills the prompt of the newest stage. A later stage replaces an earlier one, and their common prefix stays
-# cached. The chat completion with the final documents reuses the part that was right, and ends the wrong prefill.
+# server prefills the prompt of the newest stage. A later stage replaces an earlier stage, and the common prefix of their
+# prompts stays cached. The chat completion with the final documents reuses the prefix that it shares with the newest
+# stage, and ends the prefill of this stage if it still runs.
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
@@ -201,7 +208,7 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
 
 
 async def forget_speculation(request: Request) -> Response:
-    """Stop a speculative prefill, since its turn will not come (`?id=`, `?scope=`)."""
+    """Stop a speculative prefill, because its chat will not be sent (`?id=`, `?scope=`)."""
     service, query = service_of(request), request.query_params
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:

@@ -47,7 +47,7 @@ class ChatReply(ChoicesReply):
         self._unsent: list[list[Raw]] = [[] for _ in self._probabilities]  # tokens with logprobs, for the next chunk
         self._customs = customs
         self._texts: list[dict[int, FreeText]] = [{} for _ in self._probabilities]  # free texts, by the call's number
-        # The start of a chunk that has only text. Nearly all chunks of a stream are such.
+        # For each choice, the start of a chunk that has only text. Nearly all chunks of a stream have only text.
         self._openings = [
             b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":%d,"delta":{"content":' % index
             for index in range(len(self._readers))
@@ -86,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return the chunks of fragments. times: the timings so far, which each chunk shows."""
+        """Return one chunk for each fragment. times: the timings so far, which each chunk repeats; may be empty."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -98,7 +98,7 @@ class ChatReply(ChoicesReply):
         return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
-        """Return the delta of a fragment, for a client with tools that take a free text."""
+        """Return the delta of a fragment for a client whose tools include some with free text."""
         texts = self._texts[index]
         match fragment:
             case CallStart(at, id, name) if name in self._customs:
@@ -116,7 +116,7 @@ class ChatReply(ChoicesReply):
         return self._chunk([self._choice_with_logprobs(index, delta)], times)
 
     def _choice_with_logprobs(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
-        """Return a choice with the logprobs that were not sent yet."""
+        """Return a choice with the logprobs that are not sent yet. They count as sent afterwards."""
         entries, self._unsent[index] = self._unsent[index], []
         return {"index": index, "delta": delta, "logprobs": _logprobs(entries), "finish_reason": reason}
 
@@ -125,7 +125,7 @@ class ChatReply(ChoicesReply):
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
-    """Return why a chat's answer ended. An answer that ends after calls has the reason `tool_calls`."""
+    """Return why a chat's answer ended: `tool_calls` for a complete answer with calls, else the reason in `end`."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
@@ -147,7 +147,7 @@ def _delta(fragment: Fragment) -> Fields:
 
 
 def _custom(at: int, text: str) -> Fields:
-    """Return a delta with a further piece of the free text of a call."""
+    """Return a delta with the next piece of a call's free text. at: the index of the call."""
     return {"tool_calls": [{"index": at, "custom": {INPUT: text}}]}
 
 
@@ -158,7 +158,7 @@ def _custom_call(call: Fields) -> Fields:
 
 
 def _old_delta(fragment: Fragment) -> Fields:
-    """Return a delta for a client that sent `functions`. The answers for such a client have at most one call."""
+    """Return a delta for a client that sent the older field `functions`. Such a client gets only the first call."""
     match fragment:
         case CallStart(0, _, name):
             return {"function_call": {"name": name, "arguments": ""}}
@@ -182,12 +182,12 @@ async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
 
 
 def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
-    """Return the whole object of a streamed answer, as JSON. Safe from any thread."""
+    """Return the whole object of a streamed answer, as JSON. Any thread may call this function."""
     return encode(reply.whole([WholeAnswer((Delta("".join(generation.parts)),), end)]))
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer that `on_disconnect` has kept whole, or the text so far of a running answer (`?scope=`)."""
+    """Show an answer that was stored because of `on_disconnect`, or the text so far of a running answer (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
@@ -201,7 +201,7 @@ async def show(request: Request) -> Response:
 
 
 def _content(text: str, reader: AnswerReader) -> str:
-    """Return the content of an answer so far."""
+    """Return the content in the text of an unfinished answer."""
     return "".join(fragment.text for fragment in reader.push(text) if isinstance(fragment, ContentText))
 
 

@@ -15,11 +15,11 @@ from ..formats.answer import ContentText, Fragment
 from ..http.api_errors import RequestError
 from .reply import seal
 
-TRIGGER = "compaction_trigger"  # the kind of a last item that asks for a summary of the items before it
-SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # items with a summary; the first is ours
+TRIGGER = "compaction_trigger"  # the type of an input's last item that asks for a summary of the items before it
+SUMMARIES = ("compaction", "compaction_summary", "context_compaction")  # types of items with a summary; we write the first
 FREE = ("response_format", "json_schema", "grammar", "lark_grammar", "regex", "stop", "documents", "retrieval")
 """Fields of a chat that a summary ignores."""
-CUT = "the summary was cut at its limit: max_output_tokens sets another one"
+CUT = "the summary was cut at its limit of tokens: max_output_tokens sets the limit"
 
 
 def triggers(items: object) -> bool:
@@ -29,7 +29,7 @@ def triggers(items: object) -> bool:
 
 
 def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
-    """Return the chat that answers a request for a summary, and a warning for fields that it ignores.
+    """Return the chat that answers a request for a summary, and a warning for the request's fields that it ignores.
 
     The prompt keeps the tools, so that it shares the KV of the history, but the answer cannot call them. Raises
     RequestError if there is nothing to summarise, or if the limit leaves no token for a summary.
@@ -48,9 +48,9 @@ def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
 
 
 def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
-    """Yield the items that the shortened form of a history keeps. They are unchanged.
+    """Yield the messages of an input that its shortened form keeps: those whose role is in `KEPT`.
 
-    suffix: a part of the ids that are made for items without an id.
+    Texts become lists of parts, and missing fields are added. suffix: a part of the ids of items that had no id.
     """
     for at, item in enumerate(items):
         if isinstance(item, str):
@@ -70,7 +70,7 @@ class CompactionOutput:
         self._id, self._texts = f"cmp_{suffix}", list[str]()
 
     def status(self, end: End) -> str:
-        """Return `completed`. A summary that was cut is still a summary, and the response has a warning about the cut."""
+        """Return `completed`, even for a summary that was cut. The response then has a warning about the cut."""
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:

@@ -45,7 +45,7 @@ class NativeReply:
         self._probabilities = envelope.probabilities()
 
     def begin(self) -> list[bytes]:
-        return self.ping()  # not an empty piece: llama-server's clients expect tokens in each piece
+        return self.ping()  # a comment instead of an empty piece: llama-server's clients expect tokens in each piece
 
     def ping(self) -> list[bytes]:
         return [COMMENT]
@@ -88,7 +88,10 @@ class NativeReply:
         return bodies[0] if made.num_choices == 1 else bodies
 
     def _no_logprobs(self, index: int) -> Fields:
-        """Return an empty list if probabilities were asked for, since the tokens of a stop string have none."""
+        """Return the field for probabilities with an empty list, if the request asks for probabilities.
+
+        The tokens of a stop string have no probabilities.
+        """
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
     def _piece(self, index: int, delta: Delta) -> Fields:
@@ -107,7 +110,7 @@ class NativeReply:
 def selected(body: Fields, paths: Sequence[str]) -> Fields:
     """Return the fields at these paths, with the paths as keys. Without paths, return all fields.
 
-    A path goes down into objects, such as `timings/prompt_n`.
+    A path may lead into nested objects: `timings/prompt_n`. A path that leads to no field is skipped.
     """
     if not paths:
         return body
@@ -124,18 +127,18 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
 
 
 def _with(*entries: msgspec.Raw | None) -> Fields:
-    """Return the field of tokens with their probabilities, if there are some."""
+    """Return the field `completion_probabilities` with the entries that are not None; no field if there are none."""
     given = [entry for entry in entries if entry is not None]
     return {"completion_probabilities": given} if given else {}
 
 
-# ---- OpenAI's completions: choices, in chunks that look like the whole. -------------------------------------------------
+# ---- OpenAI's completions: chunks of a stream have the form of a whole answer. ------------------------------------------
 
 
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    If an answer starts with its prompt and the prompt's logprobs, the text is joined from the texts of the tokens.
+    If an answer starts with its prompt and the prompt's logprobs, its text consists of the texts of its tokens.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -164,7 +167,7 @@ class TextReply(ChoicesReply):
         return self._accounted(self._with_logprobs(index, choice, answer.whole()), answer.end)
 
     def _with_logprobs(self, index: int, choice: Fields, delta: Delta) -> Fields:
-        """Return a choice with the probabilities of its tokens, if the delta has them."""
+        """Return a choice with the logprobs of the delta's tokens, if the delta has logprobs."""
         if not delta.logprobs:
             return choice
         text, logprobs = self._probabilities[index].of_text(delta)
@@ -191,7 +194,7 @@ async def infill(request: Request, asked: InfillRequest) -> ReplyFormat:
     return await create_native(request, asked)
 
 
-# ---- The routes between text and tokens, as llama-server has them. ------------------------------------------------------
+# ---- llama-server's routes that convert between text and tokens. --------------------------------------------------------
 
 PIECE = 50_000  # tokens that are encoded at a time
 
@@ -226,13 +229,13 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt. Its documents are in the order that they would have now."""
+    """Render a chat as one prompt, with its documents in the order that a request would give them now."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))
 
 
-# ---- answers as long as a body, so they are made in a thread ----------------------------------------------------------
+# ---- These answers may be as long as the body of a request, so a thread makes them. -------------------------------------
 
 
 def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
@@ -269,9 +272,9 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    """Encode a prompt as a text without BOS, from which `/completion` makes the same tokens.
+    """Encode a prompt as a text. `/completion` makes the same tokens of this text.
 
-    That route adds BOS itself.
+    The text has no BOS, because `/completion` adds it.
     """
     begin = service.model.tokenizer.begin
     shown = tokens[len(begin) :] if np.array_equal(tokens[: len(begin)], begin) else tokens

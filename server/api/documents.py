@@ -21,7 +21,7 @@ from .reply import JsonReply, encode
 
 NEVER, AUTO, ALWAYS = SEARCH = ("never", "auto", "always")
 SHARE = 3  # a file that takes more than a third of the context is large
-MOST_LETTERS = 4 << 20  # of a text that is returned
+MOST_LETTERS = 4 << 20  # letters of a file whose text is returned; a longer file can only be kept for searches
 MOST_COUNTED = 1 << 20  # letters of a file that are tokenised; for the rest, the number of tokens is estimated
 FORM, MOST_FIELDS = "multipart/form-data", 16
 MOST_HEAD = 4 << 10  # bytes of a field's head: Python parses its parameters in quadratic time
@@ -85,7 +85,7 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 
 
 def _measure(file: Attachment) -> list[str]:
-    """Count the letters of a file. Return its first texts, whose tokens will be counted."""
+    """Count the letters of a file. Return its first texts, up to `MOST_COUNTED` letters, as a sample for its tokens."""
     sample: list[str] = []
     file.letters = 0
     for part in file.parts():
@@ -107,7 +107,7 @@ def _count(model: Model, texts: list[str]) -> int:
 
 
 async def _take(request: Request) -> Attachment:
-    """Read the body, and store its file on disk. Raises RequestError, ClientDisconnect."""
+    """Read the body of a request, and store its file on disk. Raises RequestError, ClientDisconnect."""
     bodies, kind = request.app.state.app.bodies, request.headers.get("content-type", "")
     with Reservation(bodies) as room:
         body = await bodies.read(request, room)
@@ -118,7 +118,7 @@ async def _take(request: Request) -> Attachment:
         del body
         name = request.query_params.get("filename", name)
         if not name:
-            raise RequestError("filename: expected ?filename= beside the bytes of a file", param="filename")
+            raise RequestError("filename is missing: send the file's name as ?filename=", param="filename")
         return await _files_of(request).take(name, data)
 
 
@@ -141,7 +141,7 @@ def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
 
 
 def _disposition(head: bytes) -> Message:
-    """Return the header that names a field of a form and its file; empty if there is none."""
+    """Return the content-disposition of a form's field, which names the field and its file; empty if there is none."""
     for line in head.decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.lower() == "content-disposition":
@@ -150,7 +150,7 @@ def _disposition(head: bytes) -> Message:
 
 
 def _header(name: str, value: str) -> Message:
-    """Return an email message with this one header, since email messages can parse a header's parameters."""
+    """Return an email message with this one header. Python's email messages parse the parameters of a header."""
     message = Message()
     message[name] = value
     return message

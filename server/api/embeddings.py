@@ -22,7 +22,7 @@ from .reply import JsonReply, encode
 
 # ---- The bodies of requests for vectors and for scores. -----------------------------------------------------------------
 
-MAX_PAIRED = 1 << 25  # characters of the query times the number of documents, as each document is tokenised with the query
+MAX_PAIRED = 1 << 25  # characters of the query times documents: each document is tokenised together with the query
 Norm = Annotated[int, Meta(ge=-1, le=16)]
 Truncation = bool | Literal["none", "start", "end", "NONE", "START", "END"]
 
@@ -50,7 +50,7 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> Literal["start", "end"] | None:
-        """At which end a text that is too long is cut; None: such a text is refused."""
+        """The end at which a text that is too long is cut; None: the text is refused."""
         side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
         return None if side == "none" else cast(Literal["start", "end"], side)
 
@@ -89,7 +89,7 @@ MAX_NUMBERS = 1 << 23  # numbers in an answer without pooling, which has a vecto
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's form.
 
-    A request with the field `content` gets llama-server's form, as from llama-server.
+    A request with `content` instead of `input` gets llama-server's form, as it does from llama-server.
     """
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
@@ -101,10 +101,10 @@ async def openai(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 def pooled(vectors: Vectors) -> EmbeddingWorker:
-    """Return the embedding model. Raises RequestError if the model makes a vector of each token."""
+    """Return the embedding model. Raises RequestError if the model makes a vector for each token."""
     worker = vectors.embedder()
     if worker.embedder.pooling == "none":
-        message = "this model has a vector for each token: start the server with --pooling mean, or send it to /embeddings"
+        message = "this model makes a vector for each token: use /embeddings, or start the server with --pooling mean"
         raise RequestError(message, param="input")
     return worker
 
@@ -112,7 +112,7 @@ def pooled(vectors: Vectors) -> EmbeddingWorker:
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's form: a list of vectors for each text.
 
-    If vectors are pooled, each list has one vector.
+    If the model pools its vectors, each list has one vector. Otherwise it has one for each token.
     """
     worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":
@@ -122,7 +122,7 @@ async def native(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 async def compute(request: Request, worker: EmbeddingWorker, asked: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return the vectors with the length and the size that a request wants, and the number of tokens.
+    """Return the vectors, with the dimensions and the norm of the request, and the number of tokens in its texts.
 
     Raises RequestError.
     """
@@ -156,7 +156,9 @@ def _tokens(worker: EmbeddingWorker, asked: EmbeddingRequest) -> list[np.ndarray
     return texts
 
 
-# ---- answers may have millions of numbers: a thread encodes them, a vector at a time, since other threads wait --------
+# ---- Encoding the vectors -----------------------------------------------------------------------------------------------
+# An answer may have millions of numbers, so a thread encodes it. All other threads wait while a piece is encoded, so each
+# vector is a piece of its own.
 
 
 def _encode(computed: list[np.ndarray], as_base64: bool) -> bytes:
@@ -181,7 +183,7 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 
 
 async def rerank(request: Request, asked: RerankRequest) -> Response:
-    """Return the scores of the documents, the best first. A request with `texts` gets a bare list, as from TEI."""
+    """Return the scores of the documents, the best first. A request with `texts` gets a bare list, TEI's form."""
     vectors = vectors_of(request)
     worker = vectors.ranker()
     passages = asked.passages()

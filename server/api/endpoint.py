@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class VectorRequest(Struct, frozen=True):
-    """A body for an embedding model or a reranker. This model may run next to the models that take turns on the device."""
+    """A body for an embedding model or a reranker, which may run next to the models that take turns on the device."""
 
     model: str | None = None
 
@@ -66,11 +66,11 @@ class VectorRequest(Struct, frozen=True):
 async def read_body(request: Request, kind: type[R]) -> R:
     """Return the body, decoded as `kind`. A large body is decoded in a thread.
 
-    Raises RequestError and ClientDisconnect. `request.state` then has the body's length as `num_bytes`, and a warning
-    for each unknown field as `warnings`.
+    Raises RequestError and ClientDisconnect. Afterwards `request.state` has the body's length as `num_bytes`, and a
+    warning for each unknown field as `warnings`.
     """
     state = request.app.state.app
-    with Reservation(state.bodies) as room:  # until the body is decoded: while it waits for a thread, it takes memory
+    with Reservation(state.bodies) as room:  # held until the body is decoded: a body that waits for a thread takes memory
         body = await state.bodies.read(request, room)
         request.state.num_bytes = len(body)
         decoded, warnings = await beside_others(request, partial(decode_request, body, kind, state.settings.strict))
@@ -120,9 +120,9 @@ def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
 
 
 def not_stored(id: str) -> RequestError:
-    """Return the error for an id of which no answer is stored."""
+    """Return the error for an id without a stored answer."""
     return RequestError(
-        f"no response {id[:80]!r} is stored in this scope: expected the id of a stored one, and ?scope= as its cache_scope",
+        f"no response {id[:80]!r} is stored in this scope: expected a stored response's id, and its cache_scope as ?scope=",
         status=404,
         param="id",
         code="response_not_found",
@@ -130,7 +130,7 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body. For a large body `work` runs in a thread, so that other requests go on."""
+    """Return the result of `work` on a body. For a large body, `work` runs in a thread and does not delay other requests."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
@@ -147,25 +147,31 @@ def vectors_of(request: Request) -> Vectors:
 
 
 def service_of(request: Request) -> Service:
-    """Return the service of the request's model. Raises RequestError 503 while the model loads, and 501 for an encoder."""
+    """Return the service of the request's model. Raises RequestError like `loaded_of`, and 501 for an encoder."""
     return loaded_of(request).service or request.app.state.app.ready()
 
 
 def services_of(request: Request) -> list[Service]:
-    """Return the service of the model that `?model=` names, or else those of all loaded models. Raises RequestError."""
+    """Return the service of the model that `?model=` names, or else the services of all loaded models.
+
+    Raises RequestError.
+    """
     service = service_of(request)
     return [service] if "model" in request.query_params else request.app.state.app.services
 
 
 def answer_service_of(request: Request, scope: str, id: str) -> Service:
-    """Return the service that makes or stores an answer; if none does, the first of `services_of`. Raises RequestError."""
+    """Return the service that generates or stores an answer, or else the first service in `services_of`.
+
+    Raises RequestError.
+    """
     services = services_of(request)
     has = (one for one in services if one.find_open(scope, id) or one.conversations.find_answer(scope, id))
     return next(has, services[0])
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return what serves the model of a request: the model in the body, or in `?model=`, or else the first model.
+    """Return the loaded model that a request names in its body or in `?model=`, or else the first model.
 
     Raises RequestError 503 while the first model loads, 404 for an unknown model, and 503 for a model that is not
     loaded.
@@ -175,7 +181,7 @@ def loaded_of(request: Request) -> Loaded:
         return loaded
     entry = models_of(request).find(request.query_params.get("model"))
     if entry.loaded is None:
-        message = f"{entry.name} was not loaded yet: a request for it or POST /models/load does that"
+        message = f"{entry.name} is not loaded yet: a request for it, or POST /models/load, loads it"
         raise RequestError(message, status=503, param="model", code="model_not_loaded")
     return entry.loaded
 
@@ -183,8 +189,8 @@ def loaded_of(request: Request) -> Loaded:
 def _entry_of(request: Request, asked: object) -> ModelEntry | None:
     """Return the model that the body or `?model=` names.
 
-    None: the body has no field for a model, or the named model only makes vectors or scores. Raises RequestError 404,
-    or 503 while the first model loads.
+    None: the body has no field for a model, or the named model is an embedding model or a reranker next to the first
+    model. Raises RequestError 404, or 503 while the first model loads.
     """
     if not hasattr(asked, "model"):
         return None
@@ -206,7 +212,7 @@ async def _load(request: Request, entry: ModelEntry, patience: float | None = No
             loaded = await while_connected(request, asyncio.wait_for(models_of(request).ready(entry), patience))
     except TimeoutError:
         return False
-    request.state.loaded = loaded  # the model that was ready: `entry` may have another one by now
+    request.state.loaded = loaded  # the model that was ready: `entry` may have a newer model by now
     return True
 
 
@@ -223,7 +229,7 @@ def _name_in(request: Request, asked: object) -> str | None:
 
 
 # ---- Accepting ----------------------------------------------------------------------------------------------------------
-# Before a chat enters the service, a search finds documents for `retrieval`, and prompts are prefilled ahead.
+# A chat with `retrieval` enters the service after a search for its documents. Prompts are prefilled during the search.
 
 STAGE = 0.03  # seconds that a stage of a search must last before its documents are prefilled ahead
 
@@ -238,8 +244,8 @@ async def prepare(
 ) -> Prepared:
     """Accept a request (see `Service.accept`); for a chat with `retrieval`, first search for documents.
 
-    Raises RequestError. kind: the prefix of the answer's id; empty: OpenAI's prefix. If the stream has already begun,
-    the answer has the stream's id.
+    Raises RequestError. open_turn, wake: as in `Service.accept`. kind: the prefix of the answer's id; empty: OpenAI's
+    prefix. If the stream has already begun, the answer has the stream's id.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
@@ -255,7 +261,7 @@ async def prepare(
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
-    """Return the prompt that a chat would have now, with the line about a changed order of documents, and its reuse."""
+    """Return the prompt that a chat would have now, how much of it is cached, and the gain from its document order."""
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
@@ -269,8 +275,8 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
     """Return the chat with the documents that a search finds for it, and the report of the search.
 
     While the search runs, the prompt before the documents is prefilled. While later stages run, the chat with the
-    documents found so far is prefilled. Nothing is prefilled without `computes`, which a dry run sets to false, or for
-    a chat that may not be cached.
+    documents found so far is prefilled. Nothing is prefilled for a chat that may not be cached, or if `computes` is
+    false, as in a dry run.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -278,7 +284,7 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
     if folder_index is not None:
         folder_index.check_scope(asked.cache_scope, "cache_scope")
     elif not wish.documents or wish.paths:
-        raise RequestError("retrieval: expected documents, or the folder, which paths belong to", param="retrieval.folder")
+        raise RequestError("retrieval: expected documents or the folder; paths need the folder", param="retrieval.folder")
     check_by(wish, folder_index)
     key, num_bytes = ("retrieval", request.state.request_id), request.state.num_bytes
     query, index = query_of(asked, service.settings.docs_top_k), index_state(folder_index)
@@ -364,7 +370,7 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
 
 
 def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
-    """Return a function that makes readers of an answer. They leave the reasoning out if the client does not want it."""
+    """Return a function that makes the reader of a choice. The reader drops reasoning that the client does not want."""
     if prepared.turn is None:
         return Plain
     read, options = prepared.turn.chat.shown_reader, prepared.options
@@ -385,14 +391,14 @@ def _warn_of_cache(request: Request, prepared: Prepared) -> None:
 
 
 REPEATED = (
-    "the first {:,} tokens of this prompt or more are those of an earlier one, and were computed again: with a "
-    "`prompt_cache_key`, `cache_prompt: true` or the server's --cache-prompt they would have been reused; this is said once"
+    "at least the first {:,} tokens of this prompt were computed again, although an earlier prompt had them, too: with "
+    "`prompt_cache_key`, `cache_prompt: true` or the server's --cache-prompt they are reused; this warning comes once"
 )
 
 Handler = Callable[..., Awaitable[Response | ReplyFormat]]
 Opening = Callable[[Request, Any], ReplyFormat | None]
-"""Returns the reply of a request's stream until its model is loaded; None: the answer is not streamed."""
-PATIENCE = 0.25  # seconds: if a first load neither ends nor fails in it, the stream begins without its model
+"""Returns the reply that a request's stream uses until the model is loaded; None: the answer is not streamed."""
+PATIENCE = 0.25  # seconds that a stream waits for its model's first load before it begins without the model
 
 
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
@@ -405,7 +411,7 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
     @wraps(handler)
     async def answer(request: Request) -> Response:
-        state = request.app.state.app  # first: no body is read for a server that cannot answer
+        state = request.app.state.app  # checked first: a server that cannot answer reads no body
         state.ready() if issubclass(body, Options) else state.loaded()
         answered = await read_and_handle(request)
         return answered if isinstance(answered, Response) else await respond(request, answered)
@@ -439,7 +445,7 @@ def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
 
 
 def _in_session(request: Request, asked: R) -> R:
-    """Return the body with the session that a header names. A session that the body names stays."""
+    """Return the body with the session in the header `X-Session-Id`. A session in the body takes precedence."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
     if not session or not isinstance(asked, Options) or asked.session_id is not None:
         return asked
@@ -447,7 +453,7 @@ def _in_session(request: Request, asked: R) -> R:
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return the result of a handler. If an equal body was recently found to be too long, refuse it.
+    """Return the result of a handler. If an equal body was recently refused as too long, refuse this body at once.
 
     Raises RequestError.
     """
@@ -455,7 +461,7 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
         return await handler(request, asked)
     refusals: Refusals = request.app.state.app.refusals
     path = request.scope["path"]
-    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the address may name the model
+    key = partial(key_of, f"{path} {service_of(request).name}", asked)  # the model may be named outside the body
     if refusals and (error := refusals.find(await beside_others(request, key), path)):
         request.state.is_quiet = True
         raise error
@@ -468,7 +474,7 @@ async def _refusing(handler: Handler, request: Request, asked: object) -> Respon
 
 
 async def respond(request: Request, reply: ReplyFormat) -> Response:
-    """Return the answer of a submitted request, as a stream or whole."""
+    """Return the answer to a submitted request, streamed or whole."""
     envelope, generations = reply.envelope, reply.envelope.generations
     if envelope.options.stream:
         return EventStream(request, reply)
@@ -491,7 +497,7 @@ async def while_connected(request: Request, work: Coroutine[object, object, T]) 
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return await working
-        raise RequestError("the client has gone", status=499)
+        raise RequestError("the client has disconnected", status=499)
     finally:
         watching.cancel()
         working.cancel()

@@ -45,7 +45,7 @@ async def adapters(request: Request) -> Response:
 
 
 async def set_adapters(request: Request) -> Response:
-    """Change the default scales of the LoRA adapters. Requests that are open keep their scales."""
+    """Change the default scales of the LoRA adapters. Open requests keep their scales."""
     service, bodies = service_of(request), request.app.state.app.bodies
     with Reservation(bodies) as room:
         body = (await bodies.read(request, room)).removeprefix(MARK)
@@ -59,7 +59,7 @@ async def set_adapters(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Show llama-server's properties and every setting. For an encoder, show those that apply to it."""
+    """Show llama-server's properties and every setting. For an encoder, show only those that apply to it."""
     vectors, service = vectors_of(request), loaded_of(request).service
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
@@ -92,7 +92,7 @@ def _properties(service: Service) -> Fields:
     }
 
 
-COSTS = {"recompute_last": "rest"}  # `/props` has older names
+COSTS = {"recompute_last": "rest"}  # costs that have another, older name in `/props`
 
 
 def _device(service: Service) -> Fields:
@@ -119,7 +119,10 @@ def _part(part: DevicePart) -> Fields:
 
 
 def _drafts(service: Service) -> Fields:
-    """Return how requests without `draft` are drafted, and if drafts are off in spite of --draft, the reason."""
+    """Return how tokens are drafted for requests that do not set `draft`.
+
+    If drafts are off although --draft asks for them, the result has the reason.
+    """
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
     kind = "head" if model and model.context.settings.is_head else "model"
@@ -143,7 +146,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Show a model. Any of its names finds it."""
+    """Show the model that has this name or alias."""
     name, data = request.path_params["id"], _all_models(request)
     for entry in data:
         if name in (entry["id"], *entry["aliases"]):  # type: ignore[misc]
@@ -158,10 +161,10 @@ def _all_models(request: Request) -> list[Fields]:
 
 
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
-    """Return OpenAI's objects for a model and the models beside it.
+    """Return OpenAI's objects for a model, and for the embedding model and the reranker that run next to it.
 
-    If several models are served, they have llama-server's status. `n_ctx` of the served model is the limit of a
-    request.
+    If several models are served, the objects have the status of llama-server's router. `n_ctx` is the most tokens that
+    a request may have.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -184,7 +187,7 @@ def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
-    """Load a model when its turn comes. A model that failed is tried again."""
+    """Load a model when its turn comes, even if its last load failed."""
     models = _several(request)
     entry = models.find(asked.model)
     models.retry(entry)
@@ -245,7 +248,7 @@ def _as_ollama(name: str, request: Request) -> Fields:
 # llama-server's `POST /slots/{id}?action=save|restore|erase`: saves a slot's history to a file, restores it, or erases it.
 
 ACTIONS = ("save", "restore", "erase")
-MAX_NAME = 200  # bytes of a file's name, which may have 255: a suffix is added while the file is written
+MAX_NAME = 200  # bytes of a file's name: systems allow 255, and the name gets a suffix while the file is written
 
 
 class ModelAction(Struct, frozen=True):
@@ -311,7 +314,7 @@ def _path(service: Service, name: str) -> Path:
 
 # ---- The routes that show the server's state: health, slots, metrics. ---------------------------------------------------
 
-TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that are texts, or tokens of texts
+TEXTS = ("dry_sequence_breakers", "logit_bias")  # parameters that have a client's texts or the tokens of such texts
 
 
 async def health(request: Request) -> Response:
@@ -325,7 +328,7 @@ async def health(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """List the slots, without any text. With `?fail_on_no_slot=1` the answer is an error if all slots are busy."""
+    """List the slots, without clients' texts. With `?fail_on_no_slot=1`, answer with an error if all slots are busy."""
     service = service_of(request)
     _check_shown(service.settings.slots, "--slots")
     slots = await service.view.slots()
@@ -336,7 +339,7 @@ async def slots(request: Request) -> Response:
 
 
 def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
-    """Return a slot with llama-server's fields and with ours. An idle slot shows little of its last request."""
+    """Return a slot with llama-server's fields and ours. An idle slot has only the id and counts of its last request."""
     task = slot.task
     fields: Fields = {
         "id": slot.id,
@@ -365,7 +368,7 @@ def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) 
 
 
 def _params(generation: Generation) -> Fields:
-    """Return the parameters of sampling, without a client's texts."""
+    """Return the sampling parameters, without a client's texts."""
     return {name: value for name, value in generation.sampling.shown().items() if name not in TEXTS}
 
 

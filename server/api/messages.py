@@ -30,7 +30,7 @@ from .endpoint import begin_answer, beside_others, count_prompt, early_meta, pre
 from .reply import JsonReply, ReplyFormat, ResponseMeta, WholeAnswer, seal, sse_event, unseal
 from .stream import early_of
 
-# ---- Content blocks of Anthropic's Messages, and the messages of a chat that they make. ---------------------------------
+# ---- Content blocks of Anthropic's Messages, and the chat messages made from them. --------------------------------------
 
 ChatMessages = list[dict[str, JsonValue]]
 FAILED = "Error: "  # precedes the result of a tool that failed, since templates have no field for failures
@@ -46,7 +46,7 @@ class CacheControl(Struct, frozen=True):
 class BlocksMessage(Struct, frozen=True):
     """A message of the user, which may have results of tools, or a message of the model.
 
-    content: a text or blocks; another server may have made the blocks. documents: as in a message of a chat.
+    content: a text, or blocks, which another server may have made. documents: as in a message of a chat.
     """
 
     role: JsonValue = None
@@ -55,10 +55,10 @@ class BlocksMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
-    """Return the messages as a chat has them. Raises RequestError.
+    """Return the messages in the form of a chat. Raises RequestError.
 
-    orders_documents: blocks with documents become documents that may be reordered; otherwise they become texts. All
-    other blocks stay in the contents, and `content.take` reads them.
+    orders_documents: whether blocks with documents become documents that may be reordered; otherwise they become texts.
+    All other blocks stay in the contents for `content.take`.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -106,7 +106,7 @@ def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> 
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
     if said.documents and carrier.get("documents"):
-        raise RequestError(f"{where}.documents: and blocks with documents: give one of them", param=f"{where}.documents")
+        raise RequestError(f"{where}.documents: blocks have documents, too: give one of them", param=f"{where}.documents")
     carrier["documents"] = said.documents or carrier.get("documents", [])
     return messages
 
@@ -122,10 +122,9 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system prompt. If it starts with Claude Code's billing line, only the line's name stays.
+    """Return a text of the system prompt. If it starts with Claude Code's billing line, drop the values of this line.
 
-    The line contains a version for each session and a checksum for each request. With it, no later text could be
-    reused.
+    The values change with each session and with each request, so no KV after them could be reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
@@ -133,7 +132,7 @@ def _same_bill(text: str) -> str:
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
 
-    If there are several, the longest time counts.
+    If several blocks have it, the one with the longest `ttl` counts.
     """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
@@ -150,7 +149,7 @@ def _controls(blocks: Iterable[JsonValue]) -> Iterator[dict[str, JsonValue]]:
 
 
 def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
-    """Return the model's message that the blocks make."""
+    """Return the blocks of an answer as one message of the model."""
     parts: list[JsonValue] = []
     reasoning: list[str] = []
     calls: list[dict[str, JsonValue]] = []
@@ -171,7 +170,7 @@ def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 def _thought(block: dict[str, JsonValue]) -> str:
-    """Return the reasoning in a block: its text, or the text that this server sealed."""
+    """Return the reasoning in a block: its text, or else the text that this server sealed in its signature."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
@@ -179,15 +178,12 @@ def _thought(block: dict[str, JsonValue]) -> str:
 
 
 def _is_lost(block: JsonValue) -> bool:
-    """Return whether a block's reasoning is only in a seal, and the seal cannot be read."""
+    """Return whether a block has its reasoning only in a sealed signature that cannot be read."""
     return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
 
 
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
-    """Yield the messages that a user's blocks make.
-
-    There is one message for each tool result, and one for the texts between two results.
-    """
+    """Yield a user's blocks as messages: one for each tool result, and one for all blocks between two results."""
     parts: list[JsonValue] = []
     documents: list[dict[str, str]] = []
 
@@ -301,7 +297,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     def for_chat(self, where: str) -> dict[str, JsonValue]:
         """Return the tool in the form of a chat. Raises RequestError.
 
-        A tool without a schema is one that some other server would run.
+        A tool that has a type but no schema would run on another server. Only its type is returned.
         """
         if self.input_schema is None:
             if self.type in (None, "custom"):
@@ -313,7 +309,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
 
 
 class MessagesChoiceFields(ToolChoiceFields):
-    """The fields of `tool_choice` in Messages. One of them forbids several calls in one answer."""
+    """The fields of `tool_choice` in Messages. `disable_parallel_tool_use` allows only one call in an answer."""
 
     disable_parallel_tool_use: JsonValue = None
 
@@ -338,7 +334,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         for is_wrong, param, message in (
-            ((self.n or 1) > 1, "n", "there is one message an answer: leave n out"),
+            ((self.n or 1) > 1, "n", "an answer is one message: leave n out"),
             (self.logprobs or self.n_probs, "logprobs", "a message has no logprobs: leave them out"),
             (self.container, "container", "containers are not supported: leave it out"),
         ):
@@ -349,13 +345,13 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         yield from super().warnings()
         contents = (said.content for said in self.messages if said.role == "assistant" and isinstance(said.content, list))
         if lost := sum(map(_is_lost, chain.from_iterable(contents))):
-            yield f"messages: reasoning whose seal another server made, or that is damaged, was left out: thinking ({lost})"
+            yield f"messages: reasoning with a damaged seal, or another server's seal, was left out: thinking ({lost})"
 
     def unused(self) -> tuple[str, ...]:
         edits = (self.context_management or {}).get("edits") or []
         if isinstance(edits, list) and all(map(_is_about_reasoning, edits)):
             return super().unused()
-        about = "context_management has no effect: only reasoning is left out of a prompt, as the chat template has it"
+        about = "context_management has no effect: the chat template decides which reasoning a prompt has; all else stays"
         return (*super().unused(), about)
 
     def chat(self) -> ChatRequest:
@@ -388,7 +384,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         )
 
     def _variables(self) -> dict[str, JsonValue]:
-        """Return variables of the chat template. The model reasons only if asked to, as in Anthropic's API."""
+        """Return variables of the chat template. As in Anthropic's API, the model reasons only if the request wants it."""
         asked, config = self.asked_reasoning, self.output_config
         is_silent = (asked.is_on, asked.effort, asked.most) == (None, None, None)
         effort = {"reasoning_effort": config.effort} if config and config.effort else {}
@@ -406,7 +402,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents that may be reordered.
 
-        They do if a field is given that affects only such documents.
+        They do if the request sets a field that affects only such documents.
         """
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
@@ -435,12 +431,12 @@ DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "tool_use": ("input_json_delta", "partial_json"),
 }
-"""By the type of a block: the type of its deltas, and their field."""
+"""The type of a block's deltas and the field that has their text, by the type of the block."""
 
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: a call's id and name. sealed: the block's text is only in its signature."""
+    """One block of the content. named: a call's id and name. sealed: whether only the signature has the block's text."""
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -452,7 +448,7 @@ class _OpenBlock:
         return self._with({}, "", "")
 
     def whole(self) -> Fields | None:
-        """Return the block; None for a call that was cut. With an empty input it would be a different call."""
+        """Return the block; None for a call that was cut, since its input is incomplete."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
         return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
@@ -472,9 +468,9 @@ class _OpenBlock:
 class MessagesReply:
     """The replies of `/v1/messages`.
 
-    num_prompt: the prompt's tokens for `message_start`; only `message_delta` knows how many of them were cached.
-    shows_reasoning: if false, the text of reasoning is sent only inside the signature, which the client sends back with
-    the history. has_started: the stream sent `message_start` before its model was loaded.
+    num_prompt: the number of the prompt's tokens, for `message_start`. How many of them were cached is only known for
+    `message_delta`. shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back
+    with the history. has_started: whether the stream sent `message_start` before its model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
@@ -596,9 +592,9 @@ class MessagesReply:
 
 
 def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
-    """Return the usage.
+    """Return the usage in Anthropic's form.
 
-    The prompt's tokens are divided into those read from the cache, those written to it, and the rest.
+    Each token of the prompt is counted once: as read from the cache, as written to the cache, or as neither.
     """
     return {
         "input_tokens": num_prompt - num_cached - num_created,

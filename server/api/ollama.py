@@ -38,8 +38,8 @@ KeepAlive = float | str
 class OllamaMessage(Struct, frozen=True):
     """A message.
 
-    tool_name, name: the tool whose result the message has. images: refused in the last message, and elsewhere treated
-    as in a chat. `content.take` reads what Ollama's messages do not have.
+    tool_name, name: the tool whose result the message has. images: refused in the question, which is a user's message
+    at the end; elsewhere they become parts of the content. `content.take` reads values in forms that Ollama lacks.
     """
 
     role: JsonValue = None
@@ -54,7 +54,7 @@ class OllamaMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
-    """Return the messages as a chat has them. Raises RequestError for an image in the question."""
+    """Return the messages in the form of a chat. Raises RequestError for an image in the question."""
     messages: ChatMessages = []
     names: dict[str, JsonValue] = {}  # names of the called functions, by the ids of the calls
     for at, message in enumerate(said):
@@ -83,9 +83,9 @@ def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
 
 
 def _call(call: JsonValue) -> JsonValue:
-    """Return a call in the form of a chat, since Ollama's calls have an object as arguments.
+    """Return a call in the form of a chat: its arguments, which Ollama sends as an object, become JSON text.
 
-    Anything else stays unchanged.
+    A call in any other form stays unchanged.
     """
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
@@ -124,7 +124,7 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
         if not (isinstance(self.format, dict) or self.format in (None, "", "json")):
             raise RequestError(f"format is {reprlib.repr(self.format)}: expected json or a JSON schema", param="format")
         if self.format not in (None, "") and self.is_constrained:
-            raise RequestError("format: another field says what the answer must be, too: send one", param="format")
+            raise RequestError("format: another field constrains the answer, too: send only one of them", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
         """Return a chat with the common fields and these fields. Raises RequestError."""
@@ -157,7 +157,7 @@ class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
     """`POST /api/generate`.
 
-    raw: the prompt is complete, so no chat template is applied. suffix: the text after the answer.
+    raw: whether the prompt is complete, so that no chat template is applied. suffix: the text after the answer.
     """
 
     prompt: str = ""
@@ -173,9 +173,9 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
         of_chats = self.system or self.asked_reasoning.asks or self.documents or self.retrieval  # they need a template
         for is_wrong, param, message in (
             (self.images, "images", unsupported("image")),
-            (self.context, "context", "no answer has one here: send the history to /api/chat"),
-            (self.template, "template", "Go's templates are not read here: send the whole prompt with raw: true"),
-            (self.is_text and of_chats, "raw", "a raw prompt and one with a suffix have no chat template around them"),
+            (self.context, "context", "this server's answers have no context: send the history to /api/chat"),
+            (self.template, "template", "this server reads no Go templates: send the whole prompt with raw: true"),
+            (self.is_text and of_chats, "raw", "a prompt with raw or suffix has no template for system, think or documents"),
         ):
             if is_wrong:
                 raise RequestError(f"{param}: {message}", param=param)
@@ -218,7 +218,7 @@ class OldEmbedRequest(VectorRequest, frozen=True, kw_only=True):
 
 UNITS = {"": 1.0, "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h|)")
-MOST_WRITTEN = 64  # characters
+MOST_WRITTEN = 64  # characters of a duration
 LONGEST = 365 * 86400.0  # seconds that a model is kept, unless it is kept for ever
 
 
@@ -250,14 +250,14 @@ Said = dict[str, JsonValue]
 class OllamaReply:
     """The replies of `/api/chat` and `/api/generate`.
 
-    has_message: the text is inside a message, as in a chat. began: when the request began, by `perf_counter`.
+    has_message: whether the text is inside a message, as in a chat. began: the start of the request by `perf_counter`.
     """
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
         self.envelope, self._began, self._has_message = envelope, began, has_message
         self._reader = envelope.reader()
         self._probabilities = envelope.probabilities()
-        self._unsent: list[Raw] = []  # tokens, for the next line
+        self._unsent: list[Raw] = []  # tokens with their logprobs, for the next line
         self._call: tuple[CallStart, list[str]] | None = None  # the call that is not whole yet
 
     def begin(self) -> list[bytes]:
@@ -296,9 +296,9 @@ class OllamaReply:
         return [*self._parts(self._reader.finish(end.is_cut)), *self._called()]
 
     def _parts(self, fragments: Sequence[Fragment]) -> Iterator[Said]:
-        """Yield the parts that are complete with these fragments. A call is sent when it is whole.
+        """Yield the parts of the answer that these fragments complete.
 
-        A call that was cut is dropped.
+        A call is complete once the next part or the end of the answer follows. A call that was cut is dropped.
         """
         for fragment in fragments:
             match fragment:
@@ -381,7 +381,7 @@ async def generate(request: Request, asked: GenerateRequest) -> Response | Reply
 
 
 def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began: float, name: str) -> OllamaReply:
-    """Return the reply of a submitted request. The answer uses the name that the request has for its model."""
+    """Return the reply to a submitted request. name: the model's name as the request spells it, for the answer."""
     if asked.keep_alive is not None:
         service_of(request).engine.sleep.keep(seconds_of(asked.keep_alive))
     envelope = replace(envelope, model=name, media_type=NDJSON)
@@ -406,7 +406,7 @@ def _note(request: Request, asked: OllamaFields) -> None:
     service = service_of(request)
     limit, wanted = service.submitter.limit, asked.options.num_ctx if asked.options else None
     if wanted is not None and wanted > limit:
-        warn(request, [f"options.num_ctx is {wanted:,}: a request may have {limit:,} tokens here, and -c sets how many"])
+        warn(request, [f"options.num_ctx is {wanted:,}: a request may have {limit:,} tokens; the server's -c sets this"])
     if asked.keep_alive is not None:
         _warn_of_staying(request, seconds_of(asked.keep_alive), service.engine.sleep.can_sleep)
 
@@ -434,7 +434,7 @@ async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
 
 
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
-    """Answer with the vectors of `made`. field: the template of the answer's field for the vectors."""
+    """Return the answer with the vectors of `made`. field: a template (`%b`) for the answer's field with the vectors."""
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload

@@ -28,7 +28,7 @@ from .reply import JsonReply, encode
 
 API_VERSION = "0.13.5"  # the version of Ollama that has these fields; clients compare it
 NDJSON = "application/x-ndjson"
-FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers to Ollama's clients
+FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers about a model that is never unloaded
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
@@ -46,11 +46,11 @@ def written(time: datetime | None = None) -> str:
     return (time or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
-HERE = "models come here by the command line: slotcache serve -m FILE, --models-dir DIR or -hf USER/REPO"
+HERE = "this server gets its models from the command line: slotcache serve -m FILE, --models-dir DIR or -hf USER/REPO"
 
 
 def tagged(name: str) -> str:
-    """Return a model's name with a tag, as Ollama lists models."""
+    """Return a model's name with a tag, as Ollama lists models; `latest` if the name has no tag."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
@@ -76,14 +76,14 @@ def _never_loaded(request: Request) -> list[ModelEntry]:
 
 
 def _find(request: Request, name: str | None, usual: Model) -> Model:
-    """Return the model of this name. Raises RequestError. usual: with --any-model, the result for an unknown name."""
+    """Return the model of this name. Raises RequestError. usual: the result for an unknown name under --any-model."""
     if not name:
         raise RequestError("model is required", param="model")
     known = _known(request)
     if (model := known.get(tagged(name))) is not None:
         return model
     if _unread(request, name) is not None:
-        message = f"{name!r} was not loaded yet: a request for it or POST /models/load does that"
+        message = f"{name!r} is not loaded yet: a request for it, or POST /models/load, loads it"
         raise RequestError(message, status=503, param="model", code="model_not_loaded")
     if request.app.state.app.settings.any_model:
         return usual
@@ -96,7 +96,10 @@ def _unread(request: Request, name: str) -> ModelEntry | None:
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return the name of a model. Raises RequestError if it is not the wanted model. act: what the model is wanted for."""
+    """Return a model's name. Raises RequestError if it does not name the wanted model.
+
+    act: the use for which the model is wanted, for the error.
+    """
     if _find(request, name, wanted) is not wanted:
         able = next(each for each, model in _known(request).items() if model is wanted)
         raise RequestError(f"{name!r} does not support {act} here: expected {able}", param="model")
@@ -109,13 +112,13 @@ def _capabilities(request: Request, model: Model) -> list[str]:
     embedders = [vectors.embedding.embedder.model for _, vectors in opened if vectors.embedding is not None]
     able = ["embedding"] if any(model is one for one in embedders) else []
     if (service := _service_with(request, model)) is not None:
-        able += ["completion", "tools"]  # a template that shows no tools gets them in the system message
+        able += ["completion", "tools"]  # if the template shows no tools, the system message has them
         able += ["insert"] * service.builder.can_infill + ["thinking"] * service.template.thinks
     return able
 
 
 def _service_with(request: Request, model: Model) -> Service | None:
-    """Return the service of a model; None for one that generates no text."""
+    """Return the service of a model; None if the model generates no text."""
     return next((one for one, _ in _opened(request) if one is not None and model is one.model), None)
 
 
@@ -168,7 +171,7 @@ async def tags(request: Request) -> Response:
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
     """Return a model that has not been loaded, as Ollama lists it.
 
-    The facts come from the head of its file, if readable.
+    The details come from the metadata in its file, if the file can be read.
     """
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
@@ -182,7 +185,7 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
 def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
     """Return a model that has not been loaded, once as Ollama lists it and once as Ollama shows it.
 
-    model: the head of its file.
+    model: its metadata and vocabulary, without the weights.
     """
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     cells = whole_cells(settings.ctx_size)
@@ -224,7 +227,7 @@ async def show(request: Request, asked: ModelName) -> Response:
 
 
 def _shown(model: Model, listed: Fields) -> Fields:
-    """Return a model as Ollama shows it, from the metadata of its file. listed: the model as it is listed."""
+    """Return a model as Ollama shows it, from the metadata of its file. listed: the model as Ollama lists it."""
     shown: Fields = {"license": model.metadata("general.license") or "", "modelfile": f"FROM {model.path.name}\n"}
     return shown | {field: listed[field] for field in ("details", "modified_at")}
 
@@ -252,7 +255,7 @@ async def version(request: Request) -> Response:
 
 
 async def pull(request: Request, asked: ModelName) -> Response:
-    """Do nothing if the model is served already. For any other model, explain how to get models."""
+    """Do nothing if the model is already served. For any other model, explain how this server gets models."""
     name = asked.model or asked.name
     try:
         if _unread(request, name) is None:
@@ -263,7 +266,7 @@ async def pull(request: Request, asked: ModelName) -> Response:
 
 
 async def refuse(request: Request) -> Response:
-    """Refuse to change the models, and explain how to get models."""
+    """Refuse to change the models, and explain how this server gets models."""
     raise RequestError(f"this server makes, copies and deletes no models: {HERE}")
 
 
@@ -274,7 +277,7 @@ def asks_whether_it_runs(request: Request) -> bool:
 
 
 async def greet(request: Request) -> Response:
-    """Tell Ollama's clients that the server runs. There is no page for other clients."""
+    """Tell Ollama's clients that the server runs. Other clients get status 404."""
     if not asks_whether_it_runs(request):
         raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")

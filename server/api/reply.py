@@ -31,14 +31,14 @@ Piece = Callable[[int], bytes]
 
 
 class Probabilities:
-    """Writes the tokens of one choice with their probabilities. The texts of the tokens, joined, are the answer.
+    """Writes the tokens of one choice with their probabilities. The joined texts of the tokens are the answer.
 
-    piece: returns the bytes of a token. after: the probabilities are those after the samplers, and are written as
-    probabilities, not as logarithms. num_prompt: how many of the first tokens belong to the prompt. spelling: returns
-    the bytes of a control token in a prompt.
+    piece: returns the bytes of a token. after: whether the probabilities are those after the samplers, which are
+    written as probabilities instead of logarithms. num_prompt: the number of first tokens that belong to the prompt.
+    spelling: returns the bytes of a control token in a prompt.
 
-    A character may consist of several tokens. Then the last of these tokens has the whole character in its text, and
-    the tokens before it have none. If a stop string begins in a token, the token's text ends before the stop string.
+    If a character consists of several tokens, the text of the last of them has the whole character, and the texts of
+    the tokens before it are empty. If a stop string begins in a token, the token's text ends before the stop string.
     """
 
     def __init__(self, piece: Piece, after: bool = False, num_prompt: int = 0, spelling: Piece | None = None) -> None:
@@ -92,7 +92,7 @@ class Probabilities:
     def of_text(self, delta: Delta) -> tuple[str, Fields]:
         """Return the text of the next tokens, and their `logprobs` in OpenAI's form for text completions.
 
-        llama-server's `content` is in this object, too.
+        The object also has llama-server's field `content`.
         """
         entries, logprobs = self._with_texts(delta), delta.logprobs
         texts = [text for text, _ in entries]
@@ -109,7 +109,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the most probable tokens by their texts. If two have the same text, the more probable one counts."""
+        """Return the most probable tokens by their texts. Of tokens with the same text, the most probable one counts."""
         best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
@@ -132,12 +132,12 @@ class ResponseMeta:
 
     options: the fields of the request, without its texts. num_prompts: the number of prompts, each with `options.n`
     choices. echoes: the prompts' texts, if the answers start with them. generations: one for each choice, in order.
-    reader: makes the reader of a chat's choice. caches: the prompt stays in the cache. verbose: the answer shows its
-    prompt and its options, as in llama-server. warnings: texts about the request's fields. piece: returns the bytes of
-    a token. spelling: like `piece`, and also for control tokens. prompt_text: returns the text of a computed prompt.
-    abandon: ends an open generation. disconnect: ends an open generation, unless it is to go on without its client.
-    keep: stores the whole answer, given as JSON, if it is to be stored; for the event loop. media_type: the type of a
-    stream.
+    reader: makes the reader of a chat's choice. caches: whether the prompt stays in the cache. verbose: whether the
+    answer shows its prompt and its options, as in llama-server. warnings: texts about the request's fields. piece:
+    returns the bytes of a token. spelling: like `piece`, but also for control tokens. prompt_text: returns the text of
+    a computed prompt. abandon: ends an open generation. disconnect: ends an open generation, unless the request wants
+    it to go on without its client. keep: stores the whole answer (JSON), if the API stores answers; for the event loop.
+    media_type: the type of a stream.
     """
 
     id: str
@@ -187,7 +187,7 @@ class ResponseMeta:
         return self.options.stream_options is not None and self.options.stream_options.include_usage
 
     def notes(self) -> Fields:
-        """Return the fields that only some answers have. They are in a whole answer, or in the last chunk of a stream."""
+        """Return the fields that only some answers have, for a whole answer or for the last chunk of a stream."""
         return {"warnings": self.warnings} if self.warnings else {}
 
     def head(self, kind: str) -> Fields:
@@ -196,7 +196,7 @@ class ResponseMeta:
         return made | {"system_fingerprint": self.fingerprint}
 
     def progress(self, progress: PromptProgress) -> Fields:
-        """Return the fields that report how far the prefill is."""
+        """Return the fields that report the progress of the prefill."""
         fields: Fields = {"prompt_progress": asdict(progress)}
         return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
 
@@ -207,7 +207,7 @@ class ResponseMeta:
         return {"timings": self.generations[index].timings(delta.num_generated)}
 
     def usage(self, ends: Sequence[End]) -> Fields:
-        """Return OpenAI's `usage` over all choices. The choices of one prompt count the prompt once."""
+        """Return OpenAI's `usage` over all choices. A prompt with several choices counts once."""
         prompts, reports = ends[:: self.num_each], [end.report for end in ends]
         num_prompt, num_generated = sum(end.report.num_prompt for end in prompts), sum(r.num_generated for r in reports)
         return {
@@ -244,17 +244,20 @@ class WholeAnswer:
 class ReplyFormat(Protocol):
     """The form of an answer in one API.
 
-    Each method but `whole` returns the server-sent events for one event of a choice.
+    All methods except `whole` return pieces of a stream: encoded server-sent events, or lines of JSON.
     """
 
     envelope: ResponseMeta
 
     def begin(self) -> list[bytes]:
-        """Begin the answer. Called once, before prefill; the engine may not know the request yet."""
+        """Begin the answer. Called once, before any event of a choice. The prefill may not have begun."""
         ...
 
     def ping(self) -> list[bytes]:
-        """Return an empty event. Some clients count only events as signs of life. Called at any time after `begin`."""
+        """Return a sign of life: an event without text if the API has one, since some clients ignore comments.
+
+        Called at any time, even before the model is loaded.
+        """
         ...
 
     def progress(self, index: int, progress: PromptProgress) -> list[bytes]: ...
@@ -296,11 +299,11 @@ class JsonReply(Response):
         return content if isinstance(content, bytes) else encode(content)
 
 
-# ---- OpenAI's choices, whole and in chunks that look like the whole, and llama-server's body of an answer. ---------------
+# ---- OpenAI's choices, whole or in chunks of the same form, and llama-server's body of an answer. -----------------------
 
 
 class ChoicesReply:
-    """The common part of chats and texts. kind: the field `object` of a chunk. whole_kind: the same of a whole answer."""
+    """The replies that chats and texts have in common. kind, whole_kind: the field `object` of a chunk and of an answer."""
 
     def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
@@ -336,17 +339,17 @@ class ChoicesReply:
         return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _accounted(self, choice: Fields, end: End) -> Fields:
-        """Return a whole choice, with its account if the answer has several choices."""
+        """Return a whole choice. If the answer has several choices, this choice gets its own timings and reuse."""
         return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
 
 
 def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
-    """Return the field `__verbose`, if it is wanted. It shows the answer as `/completion` would."""
+    """Return the field `__verbose`, which shows the answer as `/completion` would; no field unless `verbose` is set."""
     return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
 
 
 def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line: bool) -> Fields:
-    """Return the body of a whole answer, or the last body of a stream. has_line: the text has a newline."""
+    """Return the body of a whole answer, or the last body of a stream. has_line: whether the text has a newline."""
     generation, end = envelope.generations[index], answer.end
     report = end.report
     about: Fields = {
@@ -384,7 +387,7 @@ def generation_settings(envelope: ResponseMeta, generation: Generation) -> Field
 
 
 def _is_truncated(generation: Generation, end: End) -> bool:
-    """Return whether the context ended the answer, and not the request's limit."""
+    """Return whether the end of the context, not the request's limit, ended the answer."""
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 

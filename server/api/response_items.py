@@ -1,7 +1,7 @@
 """Converts items of OpenAI's Responses to messages of a chat, and back.
 
-In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. A
-history may contain anything: unreadable items are left out and counted. Only an unreadable question is refused.
+In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. Items
+of the history that cannot be read are left out and counted. Only a question that cannot be read is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .response_tools import CalledTool, free_text, function_name
 
 ROLES = ("user", "assistant", "system", "developer")
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
-TOOL_LISTS = frozenset({"additional_tools", "mcp_list_tools"})  # kinds of items with tools that cannot be called here
+TOOL_LISTS = frozenset({"additional_tools", "mcp_list_tools"})  # types of items that list tools of another server
 REFERENCE = "item_reference"
 LEFT_OUT = "input: items that cannot be read were left out: {}"
 
@@ -33,7 +33,7 @@ ChatMessages = list[dict[str, JsonValue]]
 
 @dataclass(frozen=True, slots=True)
 class TakenItems:
-    """The messages made from items. left_out: the number of items without a message, by the kind of item."""
+    """The messages made from items. left_out: the number of items that were left out, by the type of the item."""
 
     messages: ChatMessages
     left_out: Counter[str]
@@ -46,8 +46,8 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages made from items. Raises RequestError for a question that is not text.
 
-    Contents stay unchanged. The question is the last item that is not null, if this item is a message of the user. The
-    place of an item does not affect its message.
+    The question is the last item that is not null, if this item is a message of the user. An item makes the same
+    message as a question and later in the history, so that the prefix of the prompt stays the same.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -107,9 +107,9 @@ class _ItemReader:
             _answer(self.messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _unseal(self, item: Item) -> str:
-        """Return the text that this server sealed in an item; empty if another server sealed it.
+        """Return the text that this server sealed in an item; empty if there is none.
 
-        Then the item is left out.
+        An item whose text another server sealed counts as left out, and so does a summary without a text.
         """
         sealed = item.get("encrypted_content")
         text = unseal(sealed) if isinstance(sealed, str) else ""
@@ -132,14 +132,17 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Take the result of a tool that another server ran as a part of the answer. Leave it out if it has no text."""
+        """Add the result of another server's tool to the answer, as a part of its content.
+
+        If the result has no text, leave it out.
+        """
         if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
             self._leave_out(item)
             return
         message = _answer(self.messages)
         if not isinstance(message["content"], list):
             message["content"] = [message["content"]] if message["content"] else []
-        message["content"].append(item)  # this reader made the list, so many items extend one list
+        message["content"].append(item)  # the list is this reader's own, never a client's
 
     def _add(self, message: dict[str, JsonValue], item: Item) -> None:
         if item.get("documents") is not None:
@@ -169,7 +172,7 @@ def _check_question(item: Item, where: str) -> None:
 
 
 def _content(content: JsonValue) -> JsonValue:
-    """Return a content in the form of a chat. A part of text that stands alone becomes a text."""
+    """Return a content in the form of a chat. A single part with text becomes a plain text."""
     part = content[0] if isinstance(content, list) and len(content) == 1 else content
     if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
         read = read_part(part)
@@ -182,9 +185,9 @@ def _json_of(value: JsonValue) -> str:
 
 
 def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
-    """Return the model's message that an item belongs to.
+    """Return the model's message to which an item belongs: the last message, or else a new one.
 
-    It is the last message, or a new one if the last message already has one of the fields in `taken`.
+    It is a new one if the last message is not the model's, or already has one of the fields in `taken`.
     """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in taken):
@@ -212,7 +215,7 @@ def items_of(
 
 
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
-    """Return the items of a message. customs: the ids of calls with free text; the message's calls are added to it."""
+    """Return the items of a message. customs: the ids of calls with free text; such calls of the message are added."""
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []
     texts = [part.get("text", "") for part in parts]

@@ -22,8 +22,8 @@ HOSTED = re.compile(
     "(web_search|web_search_preview|file_search|code_interpreter|image_generation|computer|computer_use|computer_use_preview|"
     "local_shell|shell|apply_patch|mcp|tool_search|programmatic_tool_calling)(_[0-9_]+)?"
 )
-"""The tools that OpenAI runs, or that only its models were trained for, with the dates of their versions."""
-BETWEEN = "__"  # stands between namespace and name in the name of a function
+"""The types of tools that OpenAI runs or that only its models know. A type may end with the date of its version."""
+BETWEEN = "__"  # separates namespace and name in the name of a function
 MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}  # tool choices by their names
 Tool = Mapping[str, JsonValue]
 Choice = str | dict[str, JsonValue] | None
@@ -43,7 +43,7 @@ class CalledTool:
         return function_name(self.name, self.namespace)
 
     def named(self) -> Fields:
-        """Return those fields of a call that name the tool."""
+        """Return the fields of a call that name its tool."""
         named: Fields = {"name": self.name}
         return named if self.namespace is None else named | {"namespace": self.namespace}
 
@@ -87,7 +87,7 @@ class ResponseTools:
             yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
     def choice(self, choice: Choice) -> Choice:
-        """Return a `tool_choice` in the form of a chat: the name goes one level down, and a namespace is joined to it."""
+        """Return a `tool_choice` in the form of a chat: the name, joined with its namespace, is in an inner object."""
         if self._is_hosted(choice):
             return "auto"
         match choice:
@@ -104,7 +104,7 @@ class ResponseTools:
         return choice
 
     def _is_hosted(self, choice: Choice) -> bool:
-        """Return whether a choice demands a tool that only OpenAI runs, although there are other tools to choose from."""
+        """Return whether a choice demands a tool that only OpenAI runs, while the request also has other tools."""
         kind = choice.get("type") if isinstance(choice, dict) else None
         return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 
@@ -152,20 +152,20 @@ def _namespace(tool: Tool) -> str | None:
     return namespace if isinstance(namespace := tool.get("namespace"), str) else None
 
 
-# ---- The free text of a call, read from its arguments as they arrive. ---------------------------------------------------
+# ---- The free text in the arguments of a call, read while the arguments arrive. -----------------------------------------
 
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 _HALF, _OTHER = (rf"\\u[dD][{half}][0-9a-fA-F]{{2}}" for half in ("89abAB", "c-fC-F"))
 _NO_OTHER = r"(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"
-_WHOLE = re.compile(  # whole characters and escapes, both halves of a pair included
+_WHOLE = re.compile(  # whole characters and whole escapes; a surrogate pair is whole with both halves
     rf'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{{4}}|{_HALF}(?:{_OTHER}|{_NO_OTHER}))*'
 )
 
 
 class FreeText:
-    """Reads the free text of one call piece by piece.
+    """Reads the free text of one call piece by piece, from an object whose one field has the text.
 
-    For arguments of any other form, `finish` returns their only text, or else all of them.
+    For arguments in any other form, `finish` returns the only text in them, or else the arguments as they are.
     """
 
     def __init__(self) -> None:
@@ -188,13 +188,13 @@ class FreeText:
         return text
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """Return the rest of the free text."""
         arguments = "".join(self._arguments)
         if self._is_open:
             try:
                 return str(decode_json(arguments)[INPUT])[self._length :]
             except (ValueError, TypeError, KeyError, RecursionError):
-                return ""  # it was cut
+                return ""  # the arguments were cut
         return free_text(arguments)
 
 

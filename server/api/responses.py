@@ -47,7 +47,7 @@ from .stream import early_of
 
 INCLUDABLE = {
     "reasoning.encrypted_content",
-    # The results of tools that this server does not have, so nothing is left out:
+    # Accepted without effect, since this server runs no tools that have such results:
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -65,7 +65,7 @@ class ReasoningConfig(ReasoningField, frozen=True):
 
 
 class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
-    """`POST /v1/responses`. It has OpenAI's fields, those of all completions, and our fields of a chat."""
+    """`POST /v1/responses`: OpenAI's fields, the fields of all completions, and this server's fields of a chat."""
 
     input: str | list[JsonValue]
     tools: list[JsonValue] | None = None
@@ -100,7 +100,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         yield from super().warnings()
         yield from ResponseTools.of(self.tools).warnings(self.tool_choice)
         if self.store and self.compacts:
-            yield "store has no effect: a compaction is not stored, send its item with the next input"
+            yield "store has no effect: a compaction is not stored; send its item with the next input"
 
     def unused(self) -> tuple[str, ...]:
         about = "context_management has no effect: nothing is left out of a prompt"
@@ -178,7 +178,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
 
     def _conversation(self) -> ConversationReference | None:
-        """Return the conversation that the request names. The input has only new messages of it."""
+        """Return the conversation that the request names, if it names one. The input has only new messages."""
         if self.conversation is None:
             return None
         named = self.conversation
@@ -202,15 +202,16 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
     return JsonReply({"object": "response.input_tokens"} | await count_prompt(request, chat))
 
 
-# ---- The output items of a response, as fragments arrive, with the events of each. --------------------------------------
+# ---- The output items of a response and their events, made from the fragments of an answer. -----------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemKind:
     """A kind of output item.
 
-    text: the name of the events that carry the item's text. field: the item's field for the text. part: the type of the
-    part that has the text; empty: the item has no parts. parts: the name of the events about parts.
+    text: the start of the names of the events with the item's text. field: the item's field for the text. part: the
+    type of the part that has the text; empty: the item has no parts. parts: the start of the names of the events about
+    parts.
     """
 
     name: str
@@ -225,7 +226,7 @@ class ItemKind:
 
     @property
     def index(self) -> str:
-        """The field in the items' events that has the number of the part."""
+        """The name of the field, in the events of an item, that has the index of the part."""
         return f"{self.field}_index"
 
 
@@ -246,7 +247,7 @@ CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input
 class _Item:
     """One output item.
 
-    named: for a call, its fields other than the arguments. seals: reasoning also gets a sealed copy.
+    named: the fields of a call other than its arguments. seals: whether reasoning also gets a sealed copy.
     """
 
     kind: ItemKind
@@ -275,7 +276,7 @@ class _Item:
         yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
 
     def shown(self, status: str, parts: list[Fields]) -> Fields:
-        """Return the item as an object. parts: its parts with text; empty when the item starts."""
+        """Return the item as an object. parts: its parts with their text; empty at the start of the item."""
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
@@ -299,8 +300,8 @@ class _Item:
 class Output:
     """The items of one response.
 
-    suffix: a part of the items' ids. summarises: reasoning is sent as summaries. seals: reasoning is also sent in a
-    sealed copy. called: as in `ResponseTools`.
+    suffix: a part of the items' ids. summarises: whether reasoning is sent as summaries. seals: whether reasoning is
+    also sent as a sealed copy. called: as in `ResponseTools`.
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class Output:
         self._open: _Item | None = None
 
     def status(self, end: End) -> str:
-        """Return the status that the response has at its end."""
+        """Return the final status of the response."""
         return "incomplete" if end.reason == "length" else "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
@@ -370,7 +371,7 @@ class Output:
 class ResponsesReply:
     """The replies of `/v1/responses`.
 
-    echo: the fields that a response repeats from its request. num_events: how many events were already sent.
+    echo: the fields that a response repeats from its request. num_events: the number of events sent so far.
     """
 
     def __init__(
@@ -437,7 +438,7 @@ class ResponsesReply:
                 "cache_write_tokens": (report.num_prompt - report.num_cached) * self.envelope.caches,
             },
             "output_tokens": report.num_generated,
-            # Estimated by the share of reasoning in the text, since it is unknown which token wrote which part.
+            # An estimate from the share of reasoning in the text: it is unknown which token wrote which part.
             "output_tokens_details": {"reasoning_tokens": report.num_generated * self._reasoning // max(self._length, 1)},
             "total_tokens": report.num_prompt + report.num_generated,
         }
@@ -476,7 +477,7 @@ class CompactionReply(ResponsesReply):
     """The reply to a compaction.
 
     kept: the first items in the body of `/v1/responses/compact`; None: the reply is an ordinary response.
-    num_documents: how many documents the kept messages had. Only the texts of these messages are kept.
+    num_documents: the number of documents that the kept messages had. Only the texts of these messages are kept.
     """
 
     kept: Sequence[Fields] | None = None
@@ -495,7 +496,7 @@ class CompactionReply(ResponsesReply):
         return super()._finished(end) | ({"warnings": (*self.envelope.warnings, *more)} if more else {})
 
 
-# ---- OpenAI's Responses: made, shown again and deleted. -----------------------------------------------------------------
+# ---- The routes that create, show and delete responses. -----------------------------------------------------------------
 
 
 def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
@@ -506,7 +507,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return the output, still empty, of the response with this id. called: as in `ResponseTools`."""
+    """Return the output of the response with this id, without any items yet. called: as in `ResponseTools`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)
@@ -532,9 +533,9 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
-    """Shorten a history to the user's messages and a summary. Later requests send both back."""
+    """Shorten a history to its user and system messages and a summary. Later requests send all of them back."""
     if asked.stream:
-        wrong = f"stream: a compaction comes whole; a stream of /v1/responses has one where its input ends with a {TRIGGER}"
+        wrong = f"stream: this route does not stream; /v1/responses streams a compaction if its input ends with a {TRIGGER}"
         raise RequestError(wrong, param="stream")
     items = [asked.input] if isinstance(asked.input, str) else asked.input
     asked = asked if asked.compacts else msgspec.structs.replace(asked, input=[*items, {"type": TRIGGER}])
@@ -564,15 +565,15 @@ async def forget(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Refuse to cancel: only responses in the background can be cancelled, and this server has none.
+    """Refuse to cancel a response: in OpenAI's API only background responses can be cancelled, and this server has none.
 
-    A client cancels a response by closing its connection.
+    Instead, a client cancels a response by closing its connection.
     """
     raise RequestError("this response is not in the background: close its connection to cancel it", param="id")
 
 
 async def input_items(request: Request) -> Response:
-    """List the items that a stored response answered, including those of earlier turns."""
+    """List the input items of a stored response, including the items of earlier turns."""
     id, scope = request.path_params["id"], scope_of(request)
     conversation = answer_service_of(request, scope, id).conversations.find_answer(scope, id)
     if conversation is None:

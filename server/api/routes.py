@@ -55,9 +55,10 @@ class ApiRoute:
     """A row of the table.
 
     paths: the paths of the route, separated by blanks. body: the struct of its bodies. query: the schemas of its query
-    parameters. decodes: the handler gets the decoded body. If false, the handler reads the body itself, since only some
-    of its requests have this body. opening: makes the reply of a stream that begins before its model is loaded.
-    chooses: the body or `?model=` names the model that answers. It is false for routes that no single model answers.
+    parameters. decodes: whether the handler gets the decoded body. Otherwise the handler reads the body itself, since
+    only some of the requests have a body of this form. opening: makes the reply of a stream that begins before its
+    model is loaded. chooses: whether the body or `?model=` chooses the model that answers; false for routes that no
+    single model answers.
     """
 
     method: str
@@ -70,7 +71,7 @@ class ApiRoute:
     chooses: bool = True
 
     def routes(self) -> list[Route]:
-        """Return the row as routes of starlette, one for each path."""
+        """Return the row as Starlette routes, one for each path."""
         called = self.handler
         if self.body and self.decodes:
             called = endpoint(self.handler, self.body, self.opening, self.chooses)
@@ -80,14 +81,14 @@ class ApiRoute:
 async def show(request: Request) -> Response:
     """Show the OpenAPI document of this server's routes."""
     state = request.app.state
-    if state.document is None:  # making it takes the event loop longer than a step
+    if state.document is None:  # made only once, because this blocks the event loop for longer than a step
         state.document = encode(document(state.rows))
     return JsonReply(state.document)
 
 
 def document(rows: Iterable[ApiRoute]) -> Fields:
     """Return an OpenAPI 3.1 document of these routes."""
-    bodies = dict.fromkeys(row.body for row in rows if row.body)  # in order, so that each start shows the same
+    bodies = dict.fromkeys(row.body for row in rows if row.body)  # a dict keeps the order: each start shows the same
     _, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     paths: dict[str, Fields] = {}
     for row in rows:
@@ -110,7 +111,7 @@ def _operation(row: ApiRoute, path: str) -> Fields:
         "parameters": [
             {"in": place, "name": name, "schema": schema, "required": place == "path"} for place, name, schema in places
         ],
-        "responses": {"200": {"description": "what was asked"}, "default": {"description": "an error, in OpenAI's shape"}},
+        "responses": {"200": {"description": "the result"}, "default": {"description": "an error, in OpenAI's form"}},
     }
     if row.body:
         reference = {"$ref": f"#/components/schemas/{row.body.__name__}"}

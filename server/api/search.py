@@ -30,10 +30,10 @@ from ..service.service import Service
 from .endpoint import scope_of, service_of, while_connected
 from .reply import DONE, JsonReply, sse_event
 
-# ---- The routes over the server's documents: their files, one document, a new look at the folders. ----------------------
+# ---- The routes that list the files, show a document and look for changed files. ----------------------------------------
 
 logger = logging.getLogger("slotcache")
-MOST_FILES = 1000  # of an answer
+MOST_FILES = 1000  # in one answer
 
 
 class RefreshRequest(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ async def document(request: Request) -> Response:
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
-    """Look for changed files in the folders. The answer does not wait for the result."""
+    """Start to look for changed files in the folders. The answer does not wait for the end."""
     check_scope(asked.cache_scope, "cache_scope")
     folder_index_of(request, asked.cache_scope, "cache_scope").watcher.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
@@ -68,8 +68,7 @@ async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
 def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
     """Return the index of --docs for a request of this scope. where: the name of the field that has the scope.
 
-    Raises RequestError 503 while the model loads, 501 without --docs, and 403 for another scope than that of the
-    documents.
+    Raises RequestError 503 while the model loads, 501 without --docs, and 403 if the documents have another scope.
     """
     state = request.app.state.app
     state.loaded()
@@ -123,7 +122,7 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
 
 
 def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:
-    """Return the chat that the query will be the last question of."""
+    """Return the coming chat, with the query as its last question."""
     scope = asked.cache_scope
     chat = asked.chat or ChatToCome()
     if asked.chat is None and service.conversations.find(scope, name):

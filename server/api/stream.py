@@ -1,4 +1,4 @@
-"""Sends answers while they are generated: streams of events, with pings during silence. Also collects whole answers."""
+"""Sends answers as streams of events, with pings during silence, and collects answers that are sent whole."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from ..http.connection import SHORTCUT, Shortcut
 from .reply import ReplyFormat, Spell, WholeAnswer
 
 logger = logging.getLogger("slotcache")
-EARLY = "slotcache.early"  # the key, in a request's scope, of the reply of a stream that began before its model was loaded
+EARLY = "slotcache.early"  # key in an ASGI scope: the reply of a stream that began before its model was loaded
 
 
 def early_of(request: Request) -> ReplyFormat | None:
-    """Return the reply format of a stream that was started while its model was still loading; None for any other
-    request."""
+    """Return the reply of a stream that began before its model was loaded; None for any other request."""
     return request.scope.get(EARLY)
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations.
+    """Streams the events of generations. At its end, also by a disconnect, it calls `disconnect` for each generation.
 
-    At the end, and if the client disconnects, it calls `disconnect` for each generation. later: waits until the model
-    is loaded, and returns the reply. Until then only `reply` is used, for pings; it has no generations.
+    later: waits until the model is loaded, and returns the reply with the generations, or a whole response. Until then
+    `reply`, which has no generations, only makes pings.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class EventStream(StreamingResponse):
         try:
             reply = await later()
         finally:
-            del self._request.scope[EARLY]  # it may contain texts
-        del early, later  # frees the body
+            del self._request.scope[EARLY]  # the early reply may contain texts of the request
+        del early, later  # they hold the body in memory
         if isinstance(reply, Response):
             yield bytes(reply.body)
             return
@@ -125,7 +124,7 @@ async def _events(generations: Sequence[Generation], spell: Spell | None) -> Asy
             for read in sorted(done, key=lambda read: reading[read]):
                 index, event = reading.pop(read), read.result()
                 yield index, event
-                if not isinstance(event, End | Failure):  # only after this event is sent, since `_write` is direct
+                if not isinstance(event, End | Failure):  # after this event is sent: `_write` could overtake it
                     reading[asyncio.ensure_future(_next(generations[index], spell))] = index
     finally:
         for read in reading:
@@ -172,7 +171,7 @@ async def _collect(generation: Generation, spell: Spell | None) -> WholeAnswer:
 async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[bytes]:
     """Yield the server-sent events of an answer.
 
-    events: the events of each choice up to its end, each with the index of the choice.
+    events: the events of all choices, each with the index of its choice. A choice ends with an End or a Failure.
     """
     ends: dict[int, End] = {}
     if first := reply.begin():
@@ -189,22 +188,22 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
                 ends[index] = event
             case Failure(error):
                 sent = reply.fail(error)
-        if sent:  # otherwise the stream stays silent, and gets a ping in time
+        if sent:  # an empty piece would delay the next ping
             yield b"".join(sent)
         if isinstance(event, Failure):
             return
     yield b"".join(reply.close([ends[index] for index in sorted(ends)]))
 
 
-# ---- Pings in a stream that is silent for long, so that neither a proxy nor the client gives up. ------------------------
+# ---- Pings during a long silence in a stream, so that neither a proxy nor the client gives up. --------------------------
 
 
 class SsePing:
-    """Passes a response's messages on, and sends `event` whenever `interval` seconds have passed without a message.
+    """Passes a response's messages on, and sends a ping whenever `interval` seconds have passed without a message.
 
-    A ping is an event and not a comment: parsers drop comments, and a client that waits for events would disconnect.
-    One timer serves the whole stream, so a message only has to read the clock. While a client reads nothing, at most
-    one ping waits for it.
+    event: returns the ping. It should be an event rather than a comment: parsers drop comments, and a client that waits
+    for events would disconnect. One timer serves the whole stream, so a message only has to read the clock. While a
+    client reads nothing, at most one ping waits for it.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -230,7 +229,7 @@ class SsePing:
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Note the time of a piece that was sent without this object."""
+        """Note that a piece was sent without `send`, so that the next ping comes `interval` seconds later."""
         self._last = self._loop.time()
 
     def stop(self) -> None:
@@ -251,6 +250,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Drop the error of a ping to a disconnected client, since the stream itself notices the disconnect."""
+    """Ignore the error of a ping to a disconnected client. The stream itself notices the disconnect."""
     if not ping.cancelled():
         ping.exception()

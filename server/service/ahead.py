@@ -1,6 +1,6 @@
-"""Prefill ahead of requests: prompts of disconnected clients, next turns, shortened histories, likely prompts.
+"""Prefill ahead of requests: prompts of disconnected clients, next turns, shortened histories and likely prompts.
 
-Each kind of work makes its prompt and lets `Ahead` prefill it.
+Each kind of work makes its own prompts, and `Ahead` prefills them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEY = "idle"  # the key of the only background generation that this module submi
 
 
 class AheadFailed(Exception):
-    """A prefill ahead of time failed, and another try would fail as well."""
+    """A prefill ahead of requests failed. Another try would fail, too."""
 
 
 class Ahead:
@@ -51,10 +51,11 @@ class Ahead:
     async def prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Prefill a prompt into the cache. False: stop for now, since a request came or cells are missing.
+        """Prefill a prompt into the cache. Raises AheadFailed.
 
-        Raises AheadFailed. The result is also True for a prompt that is skipped because it cannot be cached: the next
-        prompt may follow.
+        True: the prompt is cached or skipped, and the next prompt may follow. A prompt is skipped if it is too long or,
+        for kind AHEAD, if too few cells are free. False: stop for now, since a request came, the model sleeps, or too
+        few cells are free for a prompt of kind PREFETCH. kind, follows, session: as in `Request`.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
@@ -78,9 +79,9 @@ class Ahead:
     async def prefill_made(
         self, size: int, make: Callable[[], ChatPrompt | None], scope: Scope, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Make a prompt in a thread, and prefill it if there is one. False: stop for now. Raises AheadFailed.
+        """Make a prompt in a thread, and prefill it, unless `make` returns None. Raises AheadFailed, RequestError.
 
-        size: the bytes of the request, by which the threads bound the prompts that wait to be made.
+        False: stop for now. size: the bytes of the request. The threads bound the bytes of all waiting requests.
         """
         try:
             # In the builder's threads, which end before the model is freed.
@@ -94,7 +95,7 @@ class Ahead:
 
 
 class Work(Protocol):
-    """Work that waits for idle time. num_bytes: about how much memory the work takes."""
+    """Work that waits for idle time. num_bytes: about how many bytes of memory the work takes."""
 
     @property
     def scope(self) -> Scope: ...
@@ -108,7 +109,10 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AbandonedPrompt:
-    """A prompt whose client disconnected before all of it was computed. All choices of a request share one such prompt."""
+    """A prompt whose client disconnected during the prefill.
+
+    All choices of a request make equal objects, so a backlog keeps their prompt once.
+    """
 
     prompt: Prompt
     scope: Scope
@@ -119,7 +123,7 @@ class AbandonedPrompt:
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the rest of the prompt, if free cells suffice."""
+        """Prefill the rest of the prompt, if enough cells are free for it."""
         missing = await ahead.view.missing(self.prompt, self.scope)
         has_room = missing.fits or not missing.idle
         return not has_room or await ahead.prefill(self.prompt, self.scope, kind=Kind.PREFETCH, session=self.session)
@@ -130,8 +134,8 @@ class AnsweredChat:
     """A conversation up to and including an answer.
 
     request: the id of the answered request. options: the fields of the request without its messages, as JSON. entries:
-    the messages. found: the ids of the documents that the server's search found; None: the request did not search.
-    session: the client's name of the session.
+    the messages and the answer. found: the ids of the documents that the server's search found; None: the request did
+    not search. session: the client's name for the session.
     """
 
     request: int
@@ -147,9 +151,9 @@ class AnsweredChat:
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill what is known of the next turn's prompt."""
-        # The backlog already bounds the bytes that wait. So an answer counts as the smallest large request at most, and the
-        # room remains for the prompts of clients.
+        """Prefill the known part of the next turn's prompt."""
+        # A chat of any size counts as at most `LARGE` bytes, so that the threads keep their room for clients' requests. The
+        # backlog already bounds the bytes of waiting chats.
         size = min(self.num_bytes, LARGE)
 
         def make() -> ChatPrompt | None:
@@ -195,11 +199,11 @@ class LikelyPrompts:
 
 
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
-    """Yield prompts with some documents of the first set in `prompt`.
+    """Yield prompts that end with some documents of the first set in `prompt`.
 
-    First each document is alone, then there are pairs, then larger sets. Each prompt extends an earlier one by at most
-    one document. There are no prompts if the documents are read separately or have a fixed order, since no chat would
-    use such a set.
+    The first prompts have one document, the next have two, and so on. Each prompt extends an earlier prompt by at most
+    one document. If the documents are read separately or have a fixed order, there are no prompts, since other chats
+    would not start with such a set.
     """
     if isinstance(prompt, SeparatePrompt):
         return

@@ -1,8 +1,8 @@
-"""Batches: answer the requests in the lines of a file, which no client waits for, into another file.
+"""Batches: the requests in a file, one a line, are answered into another file. No client waits for them.
 
-The order of the requests is the one in which they share the most KV. Lines and answers have OpenAI's form. Each answer
-is written at once, so a server that is killed and started again computes no finished line twice. An invalid line does
-not affect the other lines.
+The requests run in the order in which they share the most KV. Lines and answers have OpenAI's form. Each answer is
+written at once, so a server that is killed and started again computes no finished line twice. An invalid line does not
+affect the other lines.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..http.api_errors import RequestError
 from ..http.json_body import as_unicode, check_elements
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-AHEAD = 64  # lines in the queue in addition to the running ones; the queue prefers those that share documents
-BUSY = (429, 503)  # statuses of a server that will have room later
+AHEAD = 64  # lines that wait in the queue in addition to the running lines; the queue prefers lines that share documents
+BUSY = (429, 503)  # statuses of a server that may have room later
 PAUSE = 1.0  # s until a line is tried again after such a status
-COSTLY = b'"code":"loading_failed"'  # each try loads a model: the pause doubles
+COSTLY = b'"code":"loading_failed"'  # with this error each try loads a model, so the pause doubles
 LONGEST = 60.0  # s: the longest pause
-MOST_ORDERED = 16  # documents of a line that decide its place, since the time to plan grows with their square
+MOST_ORDERED = 16  # only so many documents of a line decide its place: the time for this grows with their square
 
 encode = msgspec.json.Encoder().encode
 
 
 class LineError(Struct, frozen=True):
-    """What is wrong with a line, in OpenAI's form. line: the line's number, from 1."""
+    """The error of an invalid line, in OpenAI's form. line: the line's number, from 1."""
 
     code: str
     message: str
@@ -42,7 +42,7 @@ class LineError(Struct, frozen=True):
 
 
 class NoLines(Exception):
-    """The file has no valid line. The message says what is wrong with the first line."""
+    """The file has no valid line. The message has the error of the first line."""
 
 
 class _Line(Struct, frozen=True):
@@ -81,7 +81,7 @@ def read_lines(data: bytes) -> list[BatchLine]:
             if line.custom_id is not None:
                 seen.add(line.custom_id)
     if all(line.error for line in lines):
-        first = next((line.error.message for line in lines if line.error), "the file is empty: expected a request a line")
+        first = next((line.error.message for line in lines if line.error), "the file is empty: expected one request a line")
         raise NoLines(first)
     return lines
 
@@ -99,11 +99,11 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return wrong("invalid_line", f"{error}: expected custom_id, method, url and body")
     if fields.get("stream") == STREAMS:
-        return wrong("invalid_line", "stream: an answer in a file is whole: leave it out")
+        return wrong("invalid_line", "stream: a batch has only whole answers: leave stream out")
     if line.url not in ENDPOINTS:
         return wrong("invalid_url", f"url is {line.url[:80]!r}: expected {' or '.join(ENDPOINTS)}")
     if line.custom_id in seen:
-        return wrong("duplicate_custom_id", f"custom_id {line.custom_id[:80]!r} is that of an earlier line")
+        return wrong("duplicate_custom_id", f"an earlier line also has the custom_id {line.custom_id[:80]!r}")
     return BatchLine(number, line.custom_id, line.url, bytes(line.body))
 
 
@@ -128,7 +128,7 @@ TEXTS = msgspec.json.Decoder(_Texts)
 def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
     """Return the lines in the order in which they share the most KV.
 
-    Lines whose prompts start with the same text are together. Among these, lines that share documents are together.
+    Lines whose prompts start with the same text follow each other, and among these, lines that share documents.
     """
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
     for line in lines:
@@ -144,7 +144,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    A body of an unexpected form counts as text as a whole.
+    If the body has an unexpected form, all of it counts as the text before documents.
     """
     try:
         texts = TEXTS.decode(line.body)
@@ -173,7 +173,7 @@ class LineAnswer(Struct, frozen=True):
 
 
 Ask = Callable[[BatchLine], Awaitable[LineAnswer]]
-"""Answers a line as the server answers a client's request."""
+"""Answers the request in a line, as the server answers a client."""
 
 
 class Result(Struct, frozen=True):
@@ -199,8 +199,7 @@ class NotAnswers(Exception):
 class Results:
     """The file of a batch's answers, one answer a line. Raises NotAnswers and OSError.
 
-    A killed process may have written only a part of the last line. This part is cut off. done: the keys of the answered
-    lines.
+    done: the keys of the answered lines. If a killed process wrote only a part of the last line, this part is cut off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -213,7 +212,7 @@ class Results:
             for number, text in enumerate(whole[: self.num_bytes].splitlines(), 1):
                 self._count(_result(text, number))
             if whole[self.num_bytes :] and not self.num_bytes and not whole.startswith(b'{"id":'):
-                raise NotAnswers("it holds something else than a batch's answers")
+                raise NotAnswers("its content is not a batch's answers")
             self._file.truncate(self.num_bytes)
         except BaseException:
             self._file.close()
@@ -241,16 +240,16 @@ def _result(text: bytes, number: int) -> Result:
     try:
         return RESULTS.decode(text)
     except msgspec.MsgspecError:
-        raise NotAnswers(f"line {number} is no answer of a batch") from None
+        raise NotAnswers(f"line {number} is not an answer of a batch") from None
 
 
 async def run(
     lines: Sequence[BatchLine], results: Results, ask: Ask, *, num_slots: int, on_answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer all lines that have no answer in `results`.
+    """Answer all lines that have no answer in `results`. A line whose answer has a status in `BUSY` is tried again.
 
     num_slots: how many requests run at a time. `AHEAD` more requests wait in the queue, which prefers requests that
-    share documents. on_answer: called after each line. A line whose answer has a status of `BUSY` is tried again.
+    share documents. on_answer: called after each line.
     """
     left = [line for line in lines if line.key not in results.done]
     ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])

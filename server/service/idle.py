@@ -2,16 +2,16 @@
 
 The work, in order:
 
-1. The rest of a prompt whose client disconnected when more than half of the prompt was computed. The client is likely
-   to ask again.
-2. The start of a history that a client is about to shorten (`Compaction`).
-3. The next turn of each conversation, up to the user's message. The new tokens in it are the answer's last token and
-   the tokens that end the answer. The whole answer is new if the template changes it, such as by dropping its
-   reasoning.
+1. The rest of a prompt whose client disconnected after more than half of the prompt was computed. The client is likely
+   to send the request again.
+2. The next prompt of a client that is about to shorten its history (`Compaction`).
+3. The next turn of each conversation, up to the user's message. Only a few tokens of it are not cached: the answer's
+   last token and the tokens that end the answer. If the template changes the answer, for example by dropping its
+   reasoning, the whole answer is computed again.
 4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat with documents 1 to 5 does not
    help a chat with document 3 first. So idle prefill computes prompts that start with each document alone, then with
    pairs, then with larger sets.
-5. With --read-ahead, documents of the server that no chat has asked about yet (`LikelyPrefixes`).
+5. With --read-ahead, the server's likeliest documents, after the prefix of chats that search (`LikelyPrefixes`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .ahead import AbandonedPrompt, Ahead, AheadFailed, AnsweredChat, LikelyProm
 from .likely_prefixes import LikelyPrefixes, SharedPrefix
 
 logger = logging.getLogger("slotcache.idle")
-MAX_WAITING = 64  # items of a backlog; if there are more, the oldest are dropped
-MAX_BYTES = 32 << 20  # of memory for a backlog
-PAUSE = 0.05  # seconds without a request until work starts; programs ask again sooner, and an interrupted step takes as long
+MAX_WAITING = 64  # items in a backlog; if there are more, the oldest are dropped
+MAX_BYTES = 32 << 20  # bytes of memory for a backlog
+PAUSE = 0.05  # seconds without a request before work starts: about a step's time, and longer than programs pause
 
 
 class Backlog:
-    """Work in order of arrival, bounded in number and in bytes, since idle time may never come.
+    """Items of work in order of arrival. Their number and their bytes are bounded, since idle time may never come.
 
-    The oldest work is dropped first.
+    The oldest items are dropped first.
     """
 
     def __init__(self, max_number: int, max_bytes: int, *, oldest_first: bool = False) -> None:
@@ -63,7 +63,7 @@ class Backlog:
         return self.oldest if self._oldest_first else next(reversed(self._items))
 
     def add(self, item: Work) -> None:
-        """Add an item, unless this item alone exceeds the bound in bytes."""
+        """Add an item, unless it alone exceeds the bound in bytes. It replaces an equal item."""
         self.remove(item)
         num_bytes = item.num_bytes
         if num_bytes > self._max_bytes:
@@ -93,8 +93,8 @@ class IdlePrefill:
 
     sessions: predicts how clients shorten their histories. open: the requests that the engine has not ended yet.
     num_arriving: the number of requests whose prompts are being made. next_turns: whether to do kinds 1 to 3 of the
-    work. num_sets: the most sets of documents to compute after an answer. prefixes: the likely prefixes about the
-    server's documents; None until the documents are open.
+    work. num_sets: the most sets of documents to compute after an answer. prefixes: the likely prefixes with the
+    server's documents; None until the server's documents are open.
     """
 
     def __init__(
@@ -137,10 +137,7 @@ class IdlePrefill:
             self._sets.add(LikelyPrompts(answered.scope, prompts, answered.num_bytes))
 
     def add_abandoned(self, generation: Generation) -> None:
-        """Queue the rest of a disconnected client's prompt.
-
-        The prompt is queued only if more than half of it is computed and it may be cached.
-        """
+        """Queue the rest of a disconnected client's prompt, if more than half of it is computed and it may be cached."""
         request = generation.request
         abandoned = AbandonedPrompt(request.prompt, request.index_scope, request.session)
         if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
@@ -153,23 +150,23 @@ class IdlePrefill:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def look_again(self) -> None:
-        """Start to read ahead again, since the server's documents have changed."""
+        """Choose again which documents to read ahead, since the server's documents have changed."""
         if self.prefixes is not None:
             self.abort()
             self.prefixes.renew()
             self.resume()
 
     def stop(self) -> None:
-        """Stop, since a request was submitted. The engine ends the background generation by itself."""
+        """Stop for a submitted request. The engine ends the background generation by itself."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Stop while the block makes the prompt of an arriving request, so that all cores are free for it.
+        """Stop while a `with` block makes the prompt of an arriving request, so that all cores are free for it.
 
-        Then try to resume.
+        Try to resume after the block.
         """
         self.num_arriving += 1
         if self._task is not None:
@@ -205,11 +202,11 @@ class IdlePrefill:
             if self.prefixes is not None:
                 await self.prefixes.compute(self._ahead)
         except RequestError as error:  # the engine has ended
-            logger.debug("nothing more is computed ahead: %s", error)
+            logger.debug("idle prefill ends: %s", error)
         except AheadFailed:
             self._clear()
-        except Exception:  # else the same work would be tried for ever
-            logger.exception("what waited for idle time is not computed ahead")
+        except Exception:  # caught, or else the same work would be tried for ever
+            logger.exception("idle prefill failed, and all waiting work is dropped")
             self._clear()
         finally:
             if self._task is asyncio.current_task():

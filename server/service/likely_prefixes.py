@@ -1,8 +1,8 @@
 """Likely prefixes: the common start of chats that search the server's documents, followed by one document.
 
 Only a prefix can be reused. So a document that was read ahead helps a new question only as the first document, after
-the same system message. The prefixes follow the newest chats that searched. Before the first such chat they have no
-system message.
+the same system message. The prefixes have the system message of the newest chats that searched; before the first such
+chat, they have none.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .ahead import Ahead
 
 logger = logging.getLogger("slotcache.docs")
 QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a placeholder: a prefix ends before it
-TRIES, AGAIN = 50, 0.1  # tries for a document that has no room, and seconds between two tries
-MARGIN = 2  # factor of the budget, since the index only estimates tokens
+TRIES, AGAIN = 50, 0.1  # tries for a document that finds no room, and seconds between two tries
+MARGIN = 2  # documents are chosen for this many budgets, since the index only estimates their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the prefix to use before the first chat. It is that of a chat which only asks for a search."""
+        """Return the prefix to use before the first chat: the prefix of a chat that sets no option but `retrieval`."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod
@@ -66,13 +66,10 @@ class SharedPrefix:
         return (self.scope, self.instructions) == (other.scope, other.instructions)
 
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
-        """Return a chat with one question about documents.
-
-        Making it takes longer, the larger the options and the instructions are.
-        """
+        """Return a chat with one question about documents. This takes time if options or instructions are large."""
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately also follows the prefix alone, so no other mode is needed.
+        # A document that is read separately also attends to the prefix alone, so its chats need no prefixes of their own.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
@@ -93,10 +90,10 @@ class LikelyPrefix:
 class LikelyPrefixes:
     """The likely prefixes, the likeliest first. For the event loop only.
 
-    prefix: the prefix to use before the first chat. most_tokens: the most tokens of all prefixes together.
-    state_tokens: returns how many tokens the recurrent state after a document counts as; it is known after the model's
-    warm-up. num_documents, num_tokens: what is computed so far. has_files: whether all files are read, so that the
-    likeliest documents are known.
+    prefix: the prefix to use before the first chat. most_tokens: the budget, in tokens of all prefixes together.
+    state_tokens: returns the number of tokens whose KV takes as much memory as a recurrent state, which is known after
+    the model's warm-up. num_documents, num_tokens: the documents computed so far, and their tokens. has_files: whether
+    all files are read, so that the likeliest documents are known.
     """
 
     def __init__(
@@ -111,12 +108,12 @@ class LikelyPrefixes:
         self.most_tokens, self.has_files = most_tokens, False
         self.num_documents = self.num_tokens = 0
         self._index, self._builder, self._state_tokens = index, builder, state_tokens
-        self._prefix = prefix  # the one in use
-        self._last: SharedPrefix | None = None  # of the newest chat
+        self._prefix = prefix  # the prefix in use
+        self._last: SharedPrefix | None = None  # the prefix of the newest chat
         self._shared, self._shared_scope = NO_TOKENS, prefix.scope  # the tokens of the prefix, and its scope
-        self._uses: Counter[str] = Counter()  # uses of documents, by id, that the index does not have yet
+        self._uses: Counter[str] = Counter()  # uses of documents, by id, that the index has not counted yet
         self._left: deque[int] | None = None  # the next documents; None: look them up
-        self._tokens: dict[int, int] = {}  # by document computed after this prefix: its tokens
+        self._tokens: dict[int, int] = {}  # the tokens of each document that was computed after this prefix
 
     @property
     def has_more(self) -> bool:
@@ -126,8 +123,8 @@ class LikelyPrefixes:
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Learn from a chat that searched. found: the ids of the documents in its prompt.
 
-        New instructions are used from the second chat that has them. Instructions with the time of day never come a
-        second time.
+        After the first chat, new instructions are used only once two successive chats have them. So instructions with
+        the time of day, which never come twice, are not used.
         """
         if self._last is None or self._last.is_like(prefix):
             self._prefix = prefix
@@ -136,30 +133,30 @@ class LikelyPrefixes:
         self.renew()
 
     def renew(self) -> None:
-        """Look the likeliest documents up again, since a chat has used some or files have changed."""
+        """Look up the likeliest documents again, since a chat has used some documents or files have changed."""
         self._left = None
 
     def forget(self, scope: str) -> None:
-        """If the dropped scope is the one in use, compute nothing until the next change."""
+        """If the dropped scope is the scope of the prefix in use, compute nothing until the next change."""
         if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0
 
     async def compute(self, ahead: Ahead) -> None:
-        """Compute prefixes until the budget is used up, or until host memory has been full for several seconds."""
+        """Compute prefixes until the budget is used up, or until one prefix has found no room in `TRIES` tries."""
         tries = TRIES
         while tries and (likely := await self.next()):
             if await self._is_computed(likely, ahead):
                 self._count(likely.number, likely.num_tokens)
                 tries = TRIES
-            else:  # host memory gets room as its copies are written to disk
+            else:  # host memory gets room when its copies are written to disk
                 tries -= 1
                 await asyncio.sleep(AGAIN)
 
     async def next(self) -> LikelyPrefix | None:
         """Return the next prefix; None: the budget is used up, or no document remains.
 
-        The result stays the same until the prefix is counted as computed.
+        Further calls return a prefix of the same document until it is counted as computed.
         """
         if not self.has_more:
             return None
@@ -179,24 +176,24 @@ class LikelyPrefixes:
                 self._count(number, tokens)
             else:
                 self._left.popleft()
-        logger.debug("%d documents are at the front of a prompt: %d tokens", self.num_documents, self.num_tokens)
+        logger.debug("%d documents are read ahead: %d tokens", self.num_documents, self.num_tokens)
         return None
 
     async def _is_computed(self, likely: LikelyPrefix, ahead: Ahead) -> bool:
-        """Compute a prefix, unless a tier has it. False: stop for now."""
+        """Compute a prefix, unless it is cached in some tier. False: it found no room, or a request came."""
         prompt, scope, view = likely.prompt, likely.scope, ahead.view
         if not (await view.missing(prompt, scope)).tokens:
             return True
         if not (await view.make_room(prompt, scope) and await ahead.prefill(prompt, scope, kind=Kind.PREFETCH)):
             return False
-        await view.make_room(prompt, scope)  # so that the prefix is saved, even if it is the last one
+        await view.make_room(prompt, scope)  # saves the prefix, even if no other prefix follows
         return True
 
     def shown(self) -> dict[str, int | bool]:
         return {"documents": self.num_documents, "tokens": self.num_tokens, "done": self.has_files and not self.has_more}
 
     def _has_room_for(self, num_tokens: int) -> bool:
-        """Return whether the budget has room for one more document of so many tokens."""
+        """Return whether the budget has room for one more document, which has `num_tokens` tokens."""
         states = (self.num_documents + 1) * self._state_tokens()
         return len(self._shared) + self.num_tokens + num_tokens + states <= self.most_tokens
 
@@ -208,7 +205,7 @@ class LikelyPrefixes:
         self.num_tokens += tokens
 
     async def _look_up(self) -> deque[int]:
-        """Return the numbers of the likeliest documents, including those that are computed already."""
+        """Return the numbers of the likeliest documents, including documents that are computed already."""
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)
@@ -224,7 +221,7 @@ class LikelyPrefixes:
         try:
             count_uses(self._index.store, uses)
             return likeliest(self._index.store, MARGIN * self.most_tokens)
-        except sqlite3.Error as error:  # such as a full disk or a closed index: only a head start is lost
+        except sqlite3.Error as error:  # such as a full disk or a closed index: only time is lost
             logger.debug("no documents are read ahead: %s", error)
             return []
 

@@ -38,13 +38,13 @@ OF_LLAMA_SERVER = (
     ("counter", "prompt_seconds_total", "Time spent on prompts"),
     ("counter", "tokens_predicted_total", "Tokens generated"),
     ("counter", "tokens_predicted_seconds_total", "Time spent on answers"),
-    ("counter", "n_decode_total", "Steps, those of vectors included"),
+    ("counter", "n_decode_total", "Steps, including steps for vectors"),
     ("counter", "n_tokens_max", "The longest prompt with its answer"),
     ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted"),
     ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted"),
     ("counter", "spec_decode_num_drafts_total", "Drafts of next tokens that a step checked"),
-    ("gauge", "prompt_tokens_seconds", "Prompt tokens a second, of late"),
-    ("gauge", "predicted_tokens_seconds", "Generated tokens a second, of late"),
+    ("gauge", "prompt_tokens_seconds", "Prompt tokens computed per second, over the last requests"),
+    ("gauge", "predicted_tokens_seconds", "Tokens generated per second, over the last requests"),
     ("gauge", "requests_processing", "Requests on a slot"),
     ("gauge", "requests_deferred", "Requests in the queue"),
     ("gauge", "n_busy_slots_per_decode", "Requests in a step, on average"),
@@ -54,7 +54,7 @@ OF_LLAMA_SERVER = (
 
 @dataclass(slots=True)
 class Rate:
-    """A number of tokens over time. seconds: the total time. recent: tokens and seconds of the last finished requests."""
+    """A rate of tokens. seconds: the time of all finished requests. recent: tokens and seconds of each of the last ones."""
 
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -72,8 +72,8 @@ class Rate:
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    open: the requests that the engine has not ended yet. parts, times: what the devices reported at the start. Later
-    the devices may be computing, so they are not asked again.
+    open: the requests that the engine has not ended yet. parts, times: the reports of the devices at the start. Later
+    the devices may be computing, so they are not queried again.
     """
 
     def __init__(
@@ -126,10 +126,7 @@ class Metrics:
         self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
-        """Return after about how many seconds a slot will have finished a request.
-
-        The value is for the header Retry-After.
-        """
+        """Estimate the seconds until one of the slots has finished a request, for the header Retry-After."""
         return max(1, ceil(self._mean_seconds / slots))
 
     def exposition(
@@ -137,7 +134,7 @@ class Metrics:
     ) -> bytes:
         """Return all metrics in Prometheus' text format.
 
-        computed: the counts of texts that were turned into vectors or scores.
+        computed: the counts of texts that became vectors or scores.
         """
         self._stats, self._computed = stats, computed
         self._folder_index, self._attachments = folder_index, attachments
@@ -180,7 +177,7 @@ class Metrics:
         ):
             yield GaugeMetricFamily(f"slotcache_{name}", help, value)
         loop = ("Seconds of processor time of the event loop's thread", thread_time())
-        evicted = ("Stored conversations that were deleted since there was no room", stored.num_evicted)
+        evicted = ("Stored conversations that were deleted to make room", stored.num_evicted)
         for name, (help, value) in {"loop_seconds": loop, "conversations_evicted": evicted, **counters}.items():
             yield CounterMetricFamily(f"slotcache_{name}", help, value)
         cached = CounterMetricFamily("slotcache_cached_tokens", "Prompt tokens reused, by source", labels=["source"])
@@ -217,11 +214,11 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
     ("kv_bytes", "Bytes of the pool of KV cells on a device, with recurrent states", lambda part: part.use and part.use.kv),
     ("compute_bytes", "Bytes of the compute buffer on a device", lambda part: part.use and part.use.compute),
 )
-"""The metrics of each device: name, help, and value; None: unknown."""
+"""The metrics of each device: name, help, and a function that returns the value; None: the value is unknown."""
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices that have a part of the model. They are from the start."""
+    """Yield the metrics of the devices that have a part of the model. Their values are from the server's start."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )
@@ -237,11 +234,11 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
-    """Yield the times of the first device that has layers, if this start or an earlier one has measured it."""
-    step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds of a token, as a device was timed", labels=["device"])
+    """Yield the times of the first device that has layers, if they were measured at this start or an earlier one."""
+    step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds to compute a token, as measured", labels=["device"])
     labels = ["device", "tokens"]
     chunk = GaugeMetricFamily(
-        "slotcache_device_chunk_seconds", "Seconds of a batch of tokens, as a device was timed", labels=labels
+        "slotcache_device_chunk_seconds", "Seconds to compute a batch of tokens, as measured", labels=labels
     )
     timed = next((part.device.name for part in parts if part.layers != 0), None)
     if times is not None and timed is not None and times.step:
@@ -272,8 +269,8 @@ def _of_folder(index: FolderIndex | None) -> Iterator[Metric]:
         ("documents", "Documents in the index of --docs", now.chunks),
         ("vectors", "Vectors in the index of --docs", now.vectors),
         ("clusters", "Clusters of vectors in the index of --docs; 0: a search compares all vectors", now.clusters),
-        ("read_ahead", "Documents read ahead of all questions", ahead.num_documents if ahead else 0),
-        ("read_ahead_tokens", "Tokens of the documents read ahead of all questions", ahead.num_tokens if ahead else 0),
+        ("read_ahead", "Documents prefilled before any question", ahead.num_documents if ahead else 0),
+        ("read_ahead_tokens", "Tokens of documents prefilled before any question", ahead.num_tokens if ahead else 0),
     ):
         yield GaugeMetricFamily(f"slotcache_docs_{name}", help, number)
     searches = index.num_searches if index else 0

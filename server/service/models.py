@@ -1,8 +1,8 @@
 """The served models: a single one, or several that take turns on a device.
 
 After its first load, a model keeps its engine, its queue, its prefix tree and its KV in host memory. `Sleep` frees only
-the weights and the device's cells. A request waits in the engine of its model, and the engine asks for the device.
-Models get their turns in the order in which they asked.
+the weights and the device's cells. A request waits in the engine of its model, and the engine requests the device.
+Models get their turns in the order of these requests.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OF_FIRST = (
     *("docs", "docs_db", "read_ahead", "lora", "lora_scaled", "draft_model", "spec_type"),
     *("embedding_model", "rerank_model", "slot_save_path"),
 )
-"""Settings of the first model alone."""
+"""Settings that apply only to the first model."""
 REFUSED = ("alias", "chat_template", "chat_template_file", "embeddings", "reranking", "pooling", "hf_repo")
-"""Settings of one model that several cannot share."""
+"""Settings of a single model, which several models cannot share."""
 LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "failed": "unloaded"}
-"""The words of llama-server's router; it lists a failed model as unloaded, and its failure in a field of its own."""
+"""The states in the words of llama-server's router. It lists a failed model as unloaded, with the failure elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """What is known of a model from its file alone. problem: why the file cannot be read; empty if it can be read."""
+    """Facts about a model from its file alone, without a load. problem: why the file cannot be read; empty if it can."""
 
     stamps: dict[Path, Stamp]
     facts: dict[str, Any]
@@ -87,10 +87,10 @@ class ModelEntry:
     """A model and its state.
 
     loaded: set by the first load. opening: the result or the failure of the first load. checking: the check of the
-    model's files before a later load. closing: the end of the model that the file contained before. value: unloaded,
-    loading, loaded or failed. failure: why the model failed. stamps: the stamps of the files at the last try.
-    num_turns: how many turns the model has had. num_bytes: the size of weights and cells, known after a load. head: see
-    `Models.look`.
+    model's files before a later load. closing: the task that frees the model which the file contained before. value:
+    unloaded, loading, loaded or failed. is_ending: whether the model's turn is about to end. failure: why the model
+    failed. stamps: the stamps of the files at the last try. num_turns: how many turns the model has had. num_bytes: the
+    size of weights and cells, known after a load. head: see `Models.look`.
     """
 
     name: str
@@ -122,7 +122,7 @@ class ModelEntry:
         return self.value in ("loading", "loaded")
 
     def status(self) -> dict[str, object]:
-        """Return the status in the form of llama-server's router. If the model failed, the status has the reason."""
+        """Return the status in the form of llama-server's router, with the reason if the model failed."""
         status: dict[str, object] = {"value": LISTED[self.value]}
         return status | {"failed": True, "reason": self.failure} if self.value == "failed" else status
 
@@ -142,7 +142,7 @@ def named_files(settings: Settings) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name, path in given:
         if found.setdefault(name, path) != path:
-            raise SettingsError(f"two models have the name {name}: {found[name]} and {path}; -m NAME=FILE gives another one")
+            raise SettingsError(f"two models have the name {name}: {found[name]} and {path}; rename one with -m NAME=FILE")
     return found
 
 
@@ -173,7 +173,7 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
         raise SettingsError(f"--models-dir {settings.models_dir}: no GGUF file is there")
     for name in REFUSED:
         if settings.is_given(name):
-            raise SettingsError(f"--{name.replace('_', '-')} is of one model: with several it is not supported yet")
+            raise SettingsError(f"--{name.replace('_', '-')} is for a single model: with several it is not supported yet")
     unset = Settings()
     others = {name: getattr(unset, name) for name in OF_FIRST}
     made: list[ModelEntry] = []
@@ -198,16 +198,16 @@ class Opener(Protocol):
 class Models:
     """Gives the device to models in turn. For the event loop only; engines report through the loop.
 
-    entries: the models, if there are several. A single model keeps the device, and gets its entry once it is loaded.
-    served: the loaded first model, or its former version while the new version loads and other models are served.
-    takes_turns: there may be several models.
+    entries: the models by name. A single model keeps the device, and gets its entry once it is loaded. takes_turns:
+    whether the server was started for several models, which share the device. served: the loaded first model. While a
+    new version of it loads and other models are served, `served` has the former version.
     """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
         self.entries: Mapping[str, ModelEntry] = {entry.name: entry for entry in entries}
         self.takes_turns = bool(entries)
         self.served: Loaded | None = None
-        self.opener: Opener | None = None  # once the first model is loaded
+        self.opener: Opener | None = None  # set once the first model is loaded
         self.num_swaps = 0
         self._places, self._turn = settings.models_loaded, settings.model_turn
         self._any = settings.any_model or not self.takes_turns
@@ -220,16 +220,16 @@ class Models:
         self._closed = False
         self._looking = asyncio.Lock()
 
-    # ---- ask -------------------------------------------------------------------------------------------------------
+    # ---- reads: the models as they are now -------------------------------------------------------------------------
 
     @property
     def first(self) -> ModelEntry:
         return next(iter(self.entries.values()))
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return a model by its name. Raises RequestError 404 if no model has the name.
+        """Return the model of this name. Raises RequestError 404 if there is none.
 
-        The result is the first model if no name is given, or if the settings accept any name.
+        The result is the first model if no name is given, or if the name is unknown and the settings accept any name.
         """
         if not name:
             return self.first
@@ -261,10 +261,10 @@ class Models:
         """Return the models that have been loaded so far."""
         return [entry.loaded for entry in self.entries.values() if entry.loaded is not None]
 
-    # ---- act -------------------------------------------------------------------------------------------------------
+    # ---- changes ---------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:
-        """Return a model, after its first load if it was never loaded.
+        """Return a model. If it was never loaded, wait for its first load.
 
         Raises RequestError 503, or 429 if too many requests wait for the load. If the caller is cancelled, the load
         goes on for other callers. A failed model is tried again once its files change. If the file now contains another
@@ -295,10 +295,10 @@ class Models:
             entry.num_arriving -= 1
 
     async def look(self, entry: ModelEntry, describe: Callable[[Model], dict[str, Any]]) -> FileHead:
-        """Return what `describe` finds in a model's metadata and vocabulary. The weights are not read.
+        """Return the facts that `describe` finds in a model's metadata and vocabulary. The weights are not read.
 
-        describe: must be the same in all calls. A thread reads one file at a time. It reads each file once, and again
-        after the file has changed.
+        describe: must be the same function in all calls. A file is read once, and again after it has changed. Only one
+        file is read at a time, in a thread.
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
@@ -311,23 +311,23 @@ class Models:
             entry.value, entry.stamps = "unloaded", {}
 
     def serve(self, loaded: Loaded | None) -> None:
-        """Serve the loaded first model. None: the only model is being loaded anew."""
+        """Serve the loaded first model. None: the only model is being loaded again, from a changed file."""
         self.served = loaded
         if not self.takes_turns:
             self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
 
     def lose_documents(self) -> None:
-        """Stop serving documents, which belong to the first model. That model is being loaded anew."""
+        """Stop serving the documents of the first model, because that model is being replaced."""
         if self.served is not None:
             self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
-        """Serve the first model as in `adopt`, and from now on also the other models."""
+        """Adopt the first model as in `adopt`, and serve the other models from now on."""
         self.opener = opener
         self.adopt(self.first, first, seconds)
 
     def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
-        """Take over a loaded model whose engine has not started, and give it a turn. seconds: how long the load took."""
+        """Take over a loaded model whose engine has not started, and begin its turn. seconds: how long the load took."""
         entry.loaded, entry.value, entry.failure = loaded, "loaded", ""
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
@@ -338,7 +338,7 @@ class Models:
 
         def call(act: Callable[[], None]) -> None:
             if not self._closed:
-                loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # unless it was replaced
+                loop.call_soon_threadsafe(lambda: act() if entry.loaded is loaded else None)  # unless loaded was replaced
 
         turns = DeviceTurns(
             on_want=lambda: call(partial(self.want, entry)),
@@ -359,7 +359,7 @@ class Models:
             service.engine.resize_host(self._budget // len(services))
 
     def want(self, entry: ModelEntry) -> None:
-        """Queue a model for the device, unless it is on the device or waits already."""
+        """Queue a model for the device, unless it already waits, or is on the device and its turn goes on."""
         if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_ending):
             return
         self._waiting.append(entry)
@@ -378,17 +378,17 @@ class Models:
         for entry in self.entries.values():
             if entry.opening is not None and not entry.opening.done():
                 entry.opening.set_exception(_shutting_down())
-                entry.opening.exception()  # read it: maybe no request waits any more
+                entry.opening.exception()  # marks the error as read, since no request may be waiting any more
 
     async def settled(self) -> None:
-        """Wait until no load runs."""
+        """Wait for the end of all loads that run now, and of replaced models that are being freed."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- turns -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
         placed = [entry for entry in self.entries.values() if entry.is_placed]
-        ready = [entry for entry in self._waiting if not entry.is_placed]  # one that ends its turn is unloaded first
+        ready = [entry for entry in self._waiting if not entry.is_placed]  # a model whose turn ends is unloaded first
         for entry in ready[: max(self._places - len(placed), 0)]:
             self._waiting.remove(entry)
             self._grant(entry)
@@ -403,13 +403,13 @@ class Models:
     def _grant(self, entry: ModelEntry) -> None:
         self.num_swaps += 1
         entry.value = "loading"
-        logger.info("%s comes into memory%s", entry.name, f", {len(self._waiting)} more wait" if self._waiting else "")
+        logger.info("%s is loading%s", entry.name, f"; models waiting: {len(self._waiting)}" if self._waiting else "")
         task = asyncio.get_running_loop().create_task(self._open(entry) if entry.loaded is None else self._load(entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. If the load cannot start, its requests fail, and a later request tries again."""
+        """Load a model again. If the load cannot start, the model's requests fail, and a later request tries again."""
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
         try:
@@ -421,7 +421,7 @@ class Models:
             sleep.grant()
 
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
-        """Unload the embedding model and the reranker, if this model makes too many models or memory is short."""
+        """Unload the embedding model and the reranker, if this model would be one too many or memory is short."""
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
@@ -445,24 +445,24 @@ class Models:
     def _unloaded(self, entry: ModelEntry) -> None:
         entry.value, entry.is_ending = "failed" if entry.failure else "unloaded", False
         if not entry.failure:
-            logger.info("%s has left memory; its KV stays", entry.name)
+            logger.info("%s was unloaded; its KV stays", entry.name)
             self._last = entry
         self._next()
         if entry.failure and entry is not self._last:  # a model that failed is not brought back
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. If this fails, the model that was unloaded for it is loaded again."""
+        """Load a model for the first time. If this fails, load the model again that was unloaded to make room."""
         assert entry.opening is not None
         if entry.closing is not None:
-            await asyncio.wait([entry.closing])  # an error in it is in the log
+            await asyncio.wait([entry.closing])  # `wait` raises no error of the task
         began = perf_counter()
         entry.stamps = _stamps(entry.path)  # before the load: an incomplete file may be complete when the load has failed
         try:
             loaded = await asyncio.to_thread(self._open_beside, entry)
             if loaded.service is None:
                 await asyncio.to_thread(loaded.vectors.close)
-                raise ModelError(f"{entry.path} generates no text: beside others it is not supported yet")
+                raise ModelError(f"{entry.path} generates no text: with several models that is not supported yet")
         except (ModelError, FolderError, SettingsError, OSError) as error:
             self._fail(entry, error)
             return
@@ -478,8 +478,8 @@ class Models:
             logger.exception("%s could not be loaded", entry.name)
             try:
                 await self._give_up(entry, loaded)
-            except Exception:  # go on, since its requests and all other models wait
-                logger.exception("%s may have left something in memory", entry.name)
+            except Exception:  # go on, since the model's requests and all other models wait
+                logger.exception("some memory of %s may not have been freed", entry.name)
             self._fail(entry, error)
             entry.stamps = {}  # the files are not to blame: the next request tries again
             return
@@ -496,10 +496,10 @@ class Models:
     async def _free(
         self, loaded: Loaded, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False
     ) -> None:
-        """Free a model that is no longer among the served models: see `Loaded.close`."""
+        """Free a model that is no longer served: see `Loaded.close`."""
         self._share_host()
         if loaded.service is not None:
-            with suppress(ValueError):  # `adopt` did not get so far
+            with suppress(ValueError):  # `adopt` may have failed before it added them
                 self._conversations.remove(loaded.service.conversations)
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
@@ -519,12 +519,12 @@ class Models:
         opening, entry.opening = entry.opening, None
         if opening is not None and not opening.done():
             opening.set_exception(_not_loaded(entry))
-            opening.exception()  # read it: maybe no request waits any more
+            opening.exception()  # marks the error as read, since no request may be waiting any more
         self._next()
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """Load the model again that was unloaded for a failed one, unless another model wants the place."""
+        """Load the model again that was unloaded for a failed model, unless another model waits."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
@@ -546,19 +546,19 @@ class Models:
             entry.checking = None
 
     def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Drop a model and its cache, because its file contains another model now.
+        """Drop a model and its cache, because its file now contains another model.
 
-        Its waiting requests end with an error.
+        The waiting requests of the dropped model end with an error.
         """
-        logger.info("%s is another model by now: it is loaded anew", entry.name)
+        logger.info("the file of %s has changed: the model in it will be loaded", entry.name)
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
         if self._last is entry:
             self._last = None
-        if entry in self._waiting:  # for requests to the old model, which end now
+        if entry in self._waiting:  # it waits for requests to the old model, which end now
             self._waiting.remove(entry)
         if entry is self.first:
             self.lose_documents()
-        why = f"the file of {entry.name} has changed: ask again"
+        why = f"the file of {entry.name} has changed: send the request again"
         entry.closing = asyncio.get_running_loop().create_task(self._free(loaded, why, keeps_vocabulary=True))
         self._tasks.add(entry.closing)
         entry.closing.add_done_callback(self._tasks.discard)
@@ -588,7 +588,7 @@ class Models:
         return shown | {"beside": beside} if beside else shown
 
     def status_beside(self, name: object) -> dict[str, object]:
-        """Return the status of an embedding model or a reranker as llama-server's router does; empty: no such name."""
+        """Return the status of an embedding model or a reranker in the form of llama-server's router; empty: unknown."""
         if (worker := self.beside.get(str(name))) is None:
             return {}
         status: dict[str, object] = {"value": LISTED[_status(worker)]}

@@ -1,4 +1,4 @@
-"""Requests that repeat an earlier one: its prompt's prefix, or a whole body that was refused."""
+"""Requests that repeat an earlier request: the prefix of its prompt, or its whole body, which was refused."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..chat.chat_prompt import ChatPrompt, Fixed
 from ..http.api_errors import TOO_LONG, RequestError
 
 # ---- Repeats ------------------------------------------------------------------------------------------------------------
-# Uncached prompts that repeat a prefix of an earlier one: how much the cache would have saved.
+# Uncached prompts that repeat a prefix of an earlier prompt: how many tokens the cache would have saved.
 #
-# The cache is for requests that ask for it, and many clients do not know that they could. Each client gets one note, about
-# its own prompts.
+# Without --cache-prompt, only requests that ask for the cache use it, and many clients do not know this. Each client gets
+# one warning, about its own prompts.
 
-STRIDE = 1000  # tokens: prefixes of multiples of this length are compared
-LONGEST = 64_000  # tokens of a prompt that are compared
-MOST_KEPT, MOST_WARNED = 4096, 1024  # remembered prefixes and clients: 16 bytes each, and a name
+STRIDE = 1000  # tokens: prefixes are compared whose length is a multiple of this
+LONGEST = 64_000  # the most tokens of a prompt that are compared
+MOST_KEPT, MOST_WARNED = 4096, 1024  # remembered prefixes (16 bytes each) and clients
 
 Client = tuple[str, ...]
-"""Who asked, and in which scope: a note must not reveal the prompts of others."""
+"""A client's keys and its scope. A warning must not reveal the prompts of other clients."""
 
 
 class Repeats:
@@ -38,10 +38,10 @@ class Repeats:
         self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt. Return how many tokens of its prefix an earlier prompt of the client had.
+        """Remember a prompt. Return how many of its first tokens an earlier prompt of the client has, too.
 
-        The number is rounded down to a multiple of `STRIDE`. After a client's first repetition it is always 0, since
-        the client is warned only once. model: the model's name, since two models never share KV.
+        The number is rounded down to a multiple of `STRIDE`. Once a client has been warned with a number above 0, the
+        result for it is always 0. model: the model's name, since two models never share KV.
         """
         if client in self._warned:
             return 0
@@ -58,7 +58,7 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each prefix, up to the first documents. The order of documents is not known yet."""
+    """Yield a digest of each prefix before the first documents, since their order is not known yet."""
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):
@@ -88,15 +88,15 @@ def _shorten(kept: OrderedDict[K, V], most: int) -> None:
 # ---- Refusals -----------------------------------------------------------------------------------------------------------
 # Bodies whose prompts were too long: an equal body is refused again without building its prompt.
 #
-# Some clients send the same body again and again. A body that continues a stored answer or searches for documents may fit
-# the next time.
+# Some clients send the same body again and again. A body that continues a stored conversation or searches for documents
+# may make a shorter prompt the next time, so it is not remembered.
 
 logger = logging.getLogger("slotcache")
 MOST_REFUSED = 32  # remembered bodies, by digest
 
 
 class Refusals:
-    """The newest refusals, by a digest of path, model and body. Each refusal counts its repetitions."""
+    """The newest refusals, by a digest of path, model and body, each with the number of its repetitions."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[RequestError, int]] = OrderedDict()  # the least recently used first
@@ -119,12 +119,12 @@ class Refusals:
         return copy(error)
 
     def note(self, key: bytes, error: RequestError) -> None:
-        self._kept[key] = copy(error), 0  # without the traceback, which keeps the body in memory
+        self._kept[key] = copy(error), 0  # the copy has no traceback, which would keep the body in memory
         _shorten(self._kept, MOST_REFUSED)
 
 
 def is_lasting(asked: Options, error: RequestError) -> bool:
-    """Return whether a body that was refused with this error would be refused again for as long as the server runs."""
+    """Return whether a body with this error would be refused every time, for as long as the server runs."""
     continues = isinstance(asked, OpenAIFields) and (asked.conversation, asked.previous_response_id) != (None, None)
     return error.code == TOO_LONG and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 

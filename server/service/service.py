@@ -42,22 +42,23 @@ from .metrics import Metrics
 from .submitter import Prepared, Submitter
 
 logger = logging.getLogger("slotcache")
-ROOM = 0.5  # share of a prompt's tokens for documents from a search
+ROOM = 0.5  # share of a request's most tokens that documents from a search may take
 MOST_NAMED = 8  # keywords of a schema in one warning
 MOST_GRAMMARS = 32  # waiting grammars: each may take two seconds to compile
-NAMELESS = "volatile has no effect: a prompt takes no text of other sessions: send a `session_id` or a `cache_scope`"
+NAMELESS = "volatile has no effect without a `session_id` or `cache_scope`: a prompt takes no text from another session"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
-    """What the routes call to accept, submit, read and abandon a request. For the event loop only.
+    """A loaded model, as the routes use it to accept, submit and abandon requests. For the event loop only.
 
     name: the model's name in answers. build: the versions of llama.cpp and of this server. fingerprint: OpenAI's field,
     made of the build, the model and the settings. parts: the model's share on each device. decision: how the model was
     fitted to memory; None: llama.cpp could not count the memory. template: the chat template. open: the submitted
-    generations that the engine has not ended yet; the value is the turn to remember, if there is one. _unattended:
-    generations that go on without their clients, oldest first. _wholes: generations whose whole answer will be stored.
-    _keeping: the tasks that store whole answers, by the answer's id.
+    generations that the engine has not ended yet, each with the turn to store at its end, or None. _unattended: the
+    generations that go on without their clients, oldest first, each with its client. _wholes: the generations whose
+    whole answer will be stored, each with a function that makes it. _keeping: the tasks that store whole answers, by
+    the answer's id.
     """
 
     settings: Settings
@@ -99,9 +100,9 @@ class Service:
     ) -> Prepared:
         """Check a request, and build its prompts in a thread. A chat may continue a stored answer. Raises RequestError.
 
-        num_bytes: the size of the body. open_turn: as in `PromptBuilder.chat`. id: the answer's id; empty: a new one.
-        found: the documents of the server's search. wake: pass `Sleep.bring` if no client waits for an answer, and
-        `Sleep.expect` if nothing is computed.
+        num_bytes: the size of the body. open_turn: as in `PromptBuilder.chat`. id: the answer's id; empty: a new id.
+        found: the documents of the server's search. wake: how the request wakes a sleeping model; `Sleep.bring` if no
+        client waits for an answer, `Sleep.expect` if nothing is computed.
         """
         wake(self.engine.sleep)
         asked.check()
@@ -121,7 +122,7 @@ class Service:
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-        """Return a chat in this server's form, its breakpoints, and warnings. Raises RequestError."""
+        """Return a chat in this server's form, its cache breakpoints, and warnings. Raises RequestError."""
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -187,19 +188,21 @@ class Service:
         return generations
 
     async def prefetch(self, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False) -> bool:
-        """Compute the prompt of a chat ahead of the chat. False: no slot is idle. Raises RequestError.
+        """Prefill the prompt of a chat before the chat is sent. Raises RequestError.
 
-        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: the prompt ends with the documents.
+        False: no slot is idle, or too many prompts wait. key: as in `compute_ahead`. num_bytes: as in `accept`.
+        open_turn: whether the prompt ends with the chat's documents.
         """
         if self.is_full:
             return False
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
     async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-        """Compute the text before a chat's last documents ahead of the chat. Raises RequestError.
+        """Prefill the text that precedes a chat's last documents, ahead of the chat. Raises RequestError.
 
-        False: the text is cached, the text is too short, or no slot is idle. A short text is not computed, since alone
-        its tokens would be rounded differently than as the prefix of a whole prompt. key, num_bytes: as in `prefetch`.
+        False: the text is cached or too short, no slot is idle, or too many prompts wait. A short text is not computed,
+        since alone it would be rounded differently than as the prefix of a whole prompt. key, num_bytes: as in
+        `prefetch`.
         """
         if self.is_full:
             return False
@@ -210,9 +213,10 @@ class Service:
         return missing.tokens > 0 and await self.compute_ahead(key, prepared)
 
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
-        """Compute a prompt on an idle slot before it is asked for. False: no slot is idle.
+        """Prefill a prompt on an idle slot before a request for it comes.
 
-        Raises RequestError if the prompt is too long. key: the prompt replaces an earlier one of the same key.
+        False: no slot is idle, or too many prompts wait. Raises RequestError if the prompt is too long. key: a prompt
+        replaces an earlier prompt of the same scope and key.
         """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
@@ -221,19 +225,19 @@ class Service:
         place, started = (prepared.options.cache_scope, key), False
         try:
             started = await asyncio.wrap_future(self.engine.submit_background(place, generation, beside=True))
-        finally:  # also if nobody waits for the result any more
+        finally:  # also if the caller was cancelled
             if not started:
                 self.idle.resume()
         return started
 
     async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return the hits that fit into a chat: as many as possible, from the first on."""
+        """Return as many of the first hits as fit into a chat."""
         length, room = partial(self.builder.length, scope), int(ROOM * self.submitter.limit)
         return await self.builder.threads.run(0, partial(fitting, hits, room, length))
 
     @property
     def is_full(self) -> bool:
-        """Whether open requests take all slots, so that nothing is computed ahead."""
+        """Whether open requests take all slots, so that no prompt is computed ahead."""
         return len(self.open) >= self.view.num_slots
 
     async def prompt_text(self, generation: Generation) -> str:
@@ -245,8 +249,8 @@ class Service:
     def disconnect(self, generation: Generation) -> None:
         """Handle a client's disconnect: abandon its generation, or let the generation go on if the request wants that.
 
-        In each conversation at most one generation goes on. All such generations together may take half of the places
-        for open requests. If they take more, the client that has the most of them loses its oldest.
+        Each conversation has at most one generation without a client. All such generations together may take half of
+        the places for open requests. If they take more, the client that has most of them loses its oldest one.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -261,7 +265,7 @@ class Service:
             self.abandon(next(one for one, whose in self._unattended.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
-        """End the answer of this conversation that goes on without a client, if there is one."""
+        """End the answer of this conversation that is generated without a client, if there is one."""
         for generation in list(self._unattended):
             turn = self.open[generation]
             if turn and turn.ref and turn.ref.conversation is conversation:
@@ -273,12 +277,12 @@ class Service:
         return next(found, None)
 
     def stop(self, generation: Generation) -> None:
-        """End an answer for good. A client that still reads the answer gets a Failure."""
+        """End an answer, even if its client still reads it. The client then gets a Failure."""
         generation.events.put(Failure(RequestError("the answer was stopped", code="answer_stopped")))
         self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
-        """End a generation that no client waits for, unless it has ended or is about to.
+        """End a generation that no client waits for, unless it has ended or was abandoned already.
 
         The generation counts as open until the engine has ended it, which takes at most one step.
         """
@@ -297,9 +301,9 @@ class Service:
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Count a generation that the engine has ended, and store its answer. Return the event for its client.
+        """Count a generation that the engine has ended, and store its answer. Return the final event for its client.
 
-        This runs before the client can read the event, so that the client's next request finds the answer.
+        This method runs before the client can read the event, so the client's next request finds the stored answer.
         """
         turn = self.open.get(generation)
         try:
@@ -351,7 +355,7 @@ class Service:
         return replace(end, report=report)
 
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
-        """Have the whole answer stored with its conversation when the answer ends.
+        """Store the whole answer with its conversation once the answer ends.
 
         make: returns the answer as JSON; runs in a thread.
         """
@@ -362,17 +366,17 @@ class Service:
             whole = await asyncio.to_thread(make)
             self.conversations.attach(generation.scope, generation.id, whole)
         except Exception:
-            logger.exception("the whole answer %s is not kept", generation.id)
+            logger.exception("the whole answer %s could not be stored", generation.id)
         finally:
             del self._keeping[generation.id]
 
     async def kept(self, id: str) -> None:
-        """Wait until an answer that has ended is stored."""
+        """Wait until the whole answer is stored, if it is being stored now."""
         if id in self._keeping:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a prompt of a session, and retire the prompts whose answer it quotes.
+        """Remember a session's prompt. If it quotes answers to earlier prompts, mark their KV for early eviction.
 
         entries: the messages of the prompt, and its answer.
         """
@@ -385,7 +389,7 @@ class Service:
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
-        """Resume the idle prefill that this prompt, which was computed ahead, has interrupted."""
+        """Resume the idle prefill that was interrupted to compute this prompt ahead."""
         self.idle.resume()
         return event
 
@@ -417,7 +421,7 @@ class Service:
 
     @property
     def max_open(self) -> int:
-        """The most requests that may run or wait at a time."""
+        """The most generations that may run or wait at a time."""
         return self.settings.parallel + self.settings.max_queue
 
     def _check_queue(self, num_new: int) -> None:
@@ -439,7 +443,7 @@ def _not_enforced(field: str, left_out: tuple[str, ...]) -> Iterator[str]:
     if left_out:
         rest = len(left_out) - MOST_NAMED
         named = ", ".join(left_out[:MOST_NAMED]) + (f", and {rest:,} more" if rest > 0 else "")
-        yield f"{field}: not enforced: {named}; with strict: true a 400"
+        yield f"{field}: not enforced: {named}; with strict: true the request is refused"
 
 
 def new_id(kind: str) -> str:

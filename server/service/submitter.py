@@ -29,19 +29,19 @@ from ..http.api_errors import RequestError, too_long
 from ..search.retrieve import AnswerSources
 
 T = TypeVar("T")
-CANNOT_DRAFT = "this model's state cannot be cut, so no wrong draft could leave it"
+CANNOT_DRAFT = "this model's state cannot be cut, so a wrong draft could not be removed from it"
 CACHE_IS_OFF = "cache_prompt is off"
-SCORED = "the log-probabilities of the prompt were asked for, so all of it was computed"
+SCORED = "the request wants log-probabilities of its prompt, so the whole prompt was computed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A checked request with its prompts.
 
-    id: the answer's id. turn: the turn to remember; None for a text. echoes: the prompts' texts, if the answer starts
-    with them. scores_prompts: the answer starts with the prompts' tokens and their logprobs. grammar_spec: the grammar
-    that the answers must fit. answer_sources: the documents of a search, which the answer may cite. warnings: texts
-    about fields that have no effect.
+    id: the answer's id. turn: the turn of a chat to store; None for a text. echoes: the prompts' texts, if the answers
+    start with them. scores_prompts: whether the answers start with the prompts' tokens and their logprobs.
+    grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search, which the answer may
+    cite. warnings: texts about fields that have no effect.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The prompt of a request that has only one, such as a chat."""
+        """The only prompt of a request that has one prompt, such as a chat."""
         (prompt,) = self.prompts
         return prompt
 
@@ -84,7 +84,7 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
-    """Return the result of `use` for a list of adapters' scales. Raises RequestError if an adapter does not exist.
+    """Pass a list of adapters' scales to `use`, and return its result. Raises RequestError for an unknown adapter.
 
     where: the name of the request's field, for the error.
     """
@@ -96,7 +96,10 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
 
 
 def _parts(prepared: Prepared) -> ContentParts | None:
-    """Return what separates content from the rest of an answer, for stop strings; None if all is content."""
+    """Return the reader that finds the content of an answer, to which stop strings apply.
+
+    None: the request has no stop strings, or the whole answer is content.
+    """
     reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
     return ReadParts(reader) if isinstance(reader, SteppedReader) else None
 
@@ -114,7 +117,7 @@ class Submitter:
         self._ids = itertools.count(1)
 
     async def check_movable(self) -> None:
-        """Raise RequestError if the model's KV cannot be moved. Documents cannot be read separately then."""
+        """Raise RequestError if the model's KV cannot be moved, since then documents cannot be read separately."""
         if reason := await self._view.why_unmovable():
             wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
             raise RequestError(wrong, param="documents_attention")
@@ -134,7 +137,7 @@ class Submitter:
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
     def scope_of_dry_run(self, options: Options) -> Scope:
-        """Return the scope whose KV a request would reuse. If the request turns the cache off, the scope is empty.
+        """Return the scope whose KV a request would reuse; a scope without KV if the request turns the cache off.
 
         Raises RequestError.
         """
@@ -142,7 +145,7 @@ class Submitter:
         return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
-        """Return a request's sampling parameters. Raises RequestError. It may tokenise, so call it in a prompt thread."""
+        """Return a request's sampling parameters. Raises RequestError. This may tokenise: call it in a prompt thread."""
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -155,7 +158,7 @@ class Submitter:
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
         """Return the generations of a request, ordered by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share its KV, even if no other request may use it.
+        The choices of a prompt share the prompt's KV, even if other requests may not use it.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -174,7 +177,7 @@ class Submitter:
         return made
 
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
-        """Return one generation. place: the id of the first choice of the same prompt, and the index of this choice."""
+        """Return one generation. place: the request id of the prompt's first choice, and the index of this choice."""
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -186,7 +189,7 @@ class Submitter:
             id=number,
             prompt=prompt,
             limit=max(limit, 1),
-            # A recurrent state on the device belongs to one request; choices share a state through snapshots.
+            # A recurrent state on the device belongs to one request. Choices share a state only through snapshots.
             scope=shared if cache else Scope.private(first if can_share else number, shared.adapters),
             cache=cache,
             kind=kind,
@@ -198,7 +201,7 @@ class Submitter:
             session=options.session,
         )
         piece, keeps = self._pieces(prepared), request.keeps
-        # Only the first choice is read as a chat's answer: in other choices, control tokens would count as text.
+        # Only the first choice is read in the form of a chat's answer. In other choices, control tokens would count as text.
         keeps = keeps and (choice == 0 or piece == self._model.piece)
         return Generation(
             id=prepared.id,
@@ -223,7 +226,7 @@ class Submitter:
         """Why no request can have drafts; empty if requests can."""
         if self._view.can_cut:
             return ""
-        return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: of some models it can with --draft lookup"
+        return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: with some models --draft lookup allows it"
 
     @property
     def draft(self) -> Draft:

@@ -63,9 +63,9 @@ def answer(lines, path, asked, num_slots=1):
         ('{"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": []}', "invalid_line", "body"),
         ('{"custom_id": 7, "method": "POST", "url": "/v1/chat/completions", "body": {}}', "invalid_line", "custom_id"),
         (line("x", url="/v1/models"), "invalid_url", "'/v1/models'"),
-        (line("good"), "duplicate_custom_id", "'good' is that of an earlier line"),
+        (line("good"), "duplicate_custom_id", "an earlier line also has the custom_id 'good'"),
         ("[" * 100_000, "invalid_line", "expected custom_id"),
-        (line("x", stream=True), "invalid_line", "stream: an answer in a file is whole"),
+        (line("x", stream=True), "invalid_line", "stream: a batch has only whole answers"),
         (line("x", messages=[[]] * 300_000), "invalid_line", "brackets: expected at most"),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_fails_is_not_tried_again_and_later_work_is_done(tiny, monkeypatch,
         with monkeypatch.context() as patched:
             patched.setattr(server.service.view, "missing", fail)
             server.chat("What is it?", documents=DOCUMENTS[:2])
-            until(lambda: "what waited for idle time is not computed ahead" in caplog.text)
+            until(lambda: "idle prefill failed, and all waiting work is dropped" in caplog.text)
             until(lambda: server.service.idle.done)
             tries = len(asked)
             server.chat("What is it?", cache_prompt=False)

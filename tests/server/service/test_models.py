@@ -1098,7 +1098,7 @@ def test_the_models_of_a_folder_and_their_names(files, tmp_path):
     assert entries_of(Settings(model=str(files[0]))) == []
     with pytest.raises(SettingsError, match="two models have the name a"):
         entries_of(Settings(model=f"{files[0]}\na={files[1]}"))
-    with pytest.raises(SettingsError, match="--alias is of one model"):
+    with pytest.raises(SettingsError, match="--alias is for a single model"):
         entries_of(Settings(model="\n".join(map(str, files[:2])), alias="x"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(SettingsError, match="no GGUF file is there"):
