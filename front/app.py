@@ -58,7 +58,12 @@ class Proxy:
             await _while_connected(receive, self.exchange(scope, send, sent, reservation))
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
-        """Send a request and relay its answer. reservation: the memory of the request's body. Raises RequestError."""
+        """Send a request and relay its answer.
+
+        reservation: the memory of the request's body.
+
+        Raises RequestError.
+        """
         sent.reservation = reservation
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
@@ -145,9 +150,10 @@ MAX_RANKS = 64  # of an order that the header names
 class Ask:
     """A chat that is being relayed.
 
-    session: the value of the affinity header; empty if the header is missing. plan: the order of the documents; None for a
-    chat without documents. model: the model's name in the request, as JSON. hides_usage: the front removes the chunk with
-    the usage, since the client did not ask for it.
+    session: the value of the affinity header; empty if the header is missing.
+    plan: the order of the documents; None for a chat without documents.
+    model: the model's name in the request, as JSON.
+    hides_usage: the front removes the chunk with the usage, since the client did not ask for it.
     """
 
     session: str = ""

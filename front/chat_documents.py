@@ -62,7 +62,8 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 class PlainText:
     """A stretch of text in a prompt, which starts after a document or at the start of the prompt.
 
-    key: 32 hexadecimal digits."""
+    key: 32 hexadecimal digits.
+    """
 
     key: str
     chars: int
@@ -70,10 +71,13 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentTurn:
-    """A message with documents. at: the message's index. before: the text of the prompt before the documents.
+    """A message with documents.
 
-    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the other fields of a content
-    that is a list of documents; None if the content is anything else.
+    at: the message's index.
+    before: the text of the prompt before the documents.
+
+    name: 32 hexadecimal digits for all messages up to this one, with their documents.
+    result: the other fields of a content that is a list of documents; None if the content is anything else.
     """
 
     at: int
@@ -85,11 +89,15 @@ class DocumentTurn:
 
 @dataclass(frozen=True, slots=True)
 class DocumentChat:
-    """A decoded request. body: the whole body as Unicode. fields, messages: names and values, each value as JSON text of
-    the body.
+    """A decoded request.
 
-    names: 32 hexadecimal digits for each message and all messages before it, without their documents. chars: the number of
-    characters after the last document. before_last: the text before the last message. stream_options: the decoded field.
+    body: the whole body as Unicode.
+    fields, messages: names and values, each value as JSON text of the body.
+
+    names: 32 hexadecimal digits for each message and all messages before it, without their documents.
+    chars: the number of characters after the last document.
+    before_last: the text before the last message.
+    stream_options: the decoded field.
     """
 
     body: bytes
@@ -204,8 +212,11 @@ def _conversation(named: object) -> str | None:
 
 
 class Cutter:
-    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`. before: the text before the last
-    message."""
+    """Cuts messages at their documents.
+
+    turns, names, chars: as in `DocumentChat`.
+    before: the text before the last message.
+    """
 
     def __init__(self, fields: Fields) -> None:
         self.turns: list[DocumentTurn] = []

@@ -64,7 +64,10 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes the first token of an answer, and reads nothing else. prefill: times the wait of the answer's prompt."""
+    """Notes the first token of an answer, and reads nothing else.
+
+    prefill: times the wait of the answer's prompt.
+    """
 
     def __init__(self, prefill: Prefill | None) -> None:
         self._prefill = prefill
@@ -80,8 +83,9 @@ class FirstChunk:
 
 
 class Listener(FirstChunk):
-    """Also reads how many tokens the answer reports. hides_usage: the chunk with the usage is removed, since the client did
-    not ask for it.
+    """Also reads how many tokens the answer reports.
+
+    hides_usage: the chunk with the usage is removed, since the client did not ask for it.
 
     feedback: None if nothing could be read.
     """
@@ -141,11 +145,13 @@ def _first(*numbers: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """The API of an engine. knows_documents: the engine orders documents itself, and gets requests unchanged.
+    """The API of an engine.
+
+    knows_documents: the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
 
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
-    engine has no such route.
+        engine has no such route.
     """
 
     name: str
@@ -172,7 +178,10 @@ OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": 
 
 
 class Finder:
-    """Finds out which engine the upstream is, once. dialect: the engine's name, or `auto` to ask the upstream."""
+    """Finds out which engine the upstream is, once.
+
+    dialect: the engine's name, or `auto` to ask the upstream.
+    """
 
     def __init__(self, upstream: Upstream, dialect: str) -> None:
         self._upstream = upstream
@@ -180,7 +189,10 @@ class Finder:
         self._until = inf
 
     async def engine(self, headers: Headers) -> EngineApi:
-        """Return the engine that the upstream's list of models names. headers: the headers of the client's request."""
+        """Return the engine that the upstream's list of models names.
+
+        headers: the headers of the client's request.
+        """
         if self._known is not None and monotonic() < self._until:
             return self._known
         try:
@@ -212,8 +224,10 @@ LONGEST = 50_000  # characters, likewise
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A document whose tokens are to be counted. headers, model: from the request that brought the document, so that its
-    text is sent with the key of its own client."""
+    """A document whose tokens are to be counted.
+
+    headers, model: from the request that brought the document, so that its text is sent with the key of its own client.
+    """
 
     text: str
     engine: EngineApi
@@ -231,8 +245,11 @@ class Counting:
         self._has_route = True
 
     def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
-        """Queue documents for counting. headers: of the request that brought them. model: the model's name in the request,
-        as JSON."""
+        """Queue documents for counting.
+
+        headers: of the request that brought them.
+        model: the model's name in the request, as JSON.
+        """
         if not self._has_route or not engine.text_field:
             return
         own = credentials_of(headers)

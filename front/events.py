@@ -64,7 +64,10 @@ def data_of(event: bytes) -> bytes:
 
 
 def closing(error: RequestError, path: str) -> bytes:
-    """Return the last events of a stream that breaks off with this error. path: chooses the API whose clients read them."""
+    """Return the last events of a stream that breaks off with this error.
+
+    path: chooses the API whose clients read them.
+    """
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"
     return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith(OPENAI) else b"")

@@ -22,7 +22,10 @@ class Measurable(Protocol):
 
 
 class Lengths:
-    """Counts tokens. most: documents whose count is remembered; the least recently used one is dropped first."""
+    """Counts tokens.
+
+    most: documents whose count is remembered; the least recently used one is dropped first.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,12 +49,13 @@ class Lengths:
             self._counted.popitem(last=False)
 
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
-        """Return the key and the number of tokens of each part of a prompt. prompt_tokens: of the whole prompt; None: not
-        known.
+        """Return the key and the number of tokens of each part of a prompt.
 
-        chars: the characters of the prompt after the last part. Counted parts keep their counts. The other tokens are
-        spread over the other parts by characters, so that the template's own text counts as well. Prompts without a counted
-        part teach the ratio of tokens to characters.
+        prompt_tokens: of the whole prompt; None: not known.
+
+        chars: the characters of the prompt after the last part. Counted parts keep their counts. The other tokens are spread
+            over the other parts by characters, so that the template's own text counts as well. Prompts without a counted
+            part teach the ratio of tokens to characters.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]

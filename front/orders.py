@@ -34,8 +34,10 @@ LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 
 
 class FrontMetrics:
-    """The metrics of one front, in a registry of their own. size: returns the number of prompt parts that the upstream
-    should have."""
+    """The metrics of one front, in a registry of their own.
+
+    size: returns the number of prompt parts that the upstream should have.
+    """
 
     def __init__(self, size: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -73,11 +75,13 @@ MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: by retrieval rank, without those that an earlier turn shows. repeated: the ids of documents that an
-    earlier turn shows. order: ranks. in_place: each hint about a repeated document stands at the document's rank;
-    otherwise all hints follow the documents. why: the reason for the order. `cached`: the order starts with documents
-    that the upstream should have. `rank`: the upstream should have none of them. `kept`: an earlier prompt has the same
-    order. `asked`: another policy chose the order.
+    documents: by retrieval rank, without those that an earlier turn shows.
+    repeated: the ids of documents that an earlier turn shows.
+    order: ranks.
+    in_place: each hint about a repeated document stands at the document's rank; otherwise all hints follow the documents.
+    why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
+        upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy chose the
+        order.
     """
 
     turn: DocumentTurn
@@ -104,7 +108,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a prompt: a document, or the text up to the next one. document: None for a text."""
+    """A part of a prompt: a document, or the text up to the next one.
+
+    document: None for a text.
+    """
 
     key: str
     chars: int
@@ -168,8 +175,10 @@ class OrderPlan:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an answer taught. cached: the number of leading parts that were cached; None: not reported. is_stale: parts that
-    should have been cached were not, as the wait for the first token showed.
+    """What an answer taught.
+
+    cached: the number of leading parts that were cached; None: not reported.
+    is_stale: parts that should have been cached were not, as the wait for the first token showed.
     """
 
     cached: int | None
@@ -177,7 +186,10 @@ class Learnt:
 
 
 class Onward:
-    """The part of the knowledge tree below one place: an `Index`. place: None if the tree does not know the prompt."""
+    """The part of the knowledge tree below one place: an `Index`.
+
+    place: None if the tree does not know the prompt.
+    """
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
@@ -244,7 +256,10 @@ class Orders:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree by an answer. seconds: until the first token; used if no cached tokens are reported."""
+        """Correct the tree by an answer.
+
+        seconds: until the first token; used if no cached tokens are reported.
+        """
         if reported.documents:
             plan = plan.ordered_by(reported.documents)
         with self._lock:
@@ -265,7 +280,9 @@ class Orders:
         return Learnt(None if is_timed else cached, is_stale)
 
     def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
-        """Order the documents of a turn. seen: keys of documents that earlier turns show; the turn's are added.
+        """Order the documents of a turn.
+
+        seen: keys of documents that earlier turns show; the turn's are added.
 
         place: the end of the text before them in the tree; None if the tree lacks it.
         """
@@ -327,7 +344,10 @@ class Learning:
         self._has_reported = self._has_warned = False
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
-        """Learn from the answer to a prompt, now or soon. seconds: until the first token; None: not known."""
+        """Learn from the answer to a prompt, now or soon.
+
+        seconds: until the first token; None: not known.
+        """
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:

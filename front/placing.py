@@ -44,7 +44,10 @@ class AnswerReport(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """An answer, or the last chunk of an answer. response: the field of a Responses event that has the whole answer."""
+    """An answer, or the last chunk of an answer.
+
+    response: the field of a Responses event that has the whole answer.
+    """
 
     id: str = ""
     slotcache: AnswerReport | None = None
@@ -56,8 +59,12 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """The part of an answer that has arrived. status: 0 before the head. report: None before the end. body: empty for a
-    stream."""
+    """The part of an answer that has arrived.
+
+    status: 0 before the head.
+    report: None before the end.
+    body: empty for a stream.
+    """
 
     status: int = 0
     id: str = ""
@@ -112,7 +119,12 @@ LOOPBACK = ("127.0.0.1", 0)
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request with its whole body. path: decoded. query: as sent. only: the one replica that may answer it; empty: any."""
+    """A request with its whole body.
+
+    path: decoded.
+    query: as sent.
+    only: the one replica that may answer it; empty: any.
+    """
 
     method: str
     path: str
@@ -222,11 +234,13 @@ MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica
 class Needs:
     """What a request would reuse, and where.
 
-    documents: those of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the
-    key of the text before the documents, different for each scope. stored: the session of the stored conversation or
-    answer that the request continues; one replica has it; empty: none. history: the sessions of the earlier messages,
-    the newest first. own: the session of the answer: `stored`, else a new one; empty: none. tokens: an estimate for the
-    prompt without `documents`.
+    documents: those of the first message that has some, at most `MOST_PLACED`.
+    at: the index of that message.
+    front: the key of the text before the documents, different for each scope.
+    stored: the session of the stored conversation or answer that the request continues; one replica has it; empty: none.
+    history: the sessions of the earlier messages, the newest first.
+    own: the session of the answer: `stored`, else a new one; empty: none.
+    tokens: an estimate for the prompt without `documents`.
     """
 
     scope: str = ""
@@ -283,7 +297,10 @@ class Needs:
 
 
 class Fleets:
-    """What all requests taught about the replicas. Thread-safe. tool_documents: the default of the request's field."""
+    """What all requests taught about the replicas. Thread-safe.
+
+    tool_documents: the default of the request's field.
+    """
 
     def __init__(self, tool_documents: str = "off") -> None:
         self.tool_documents = tool_documents
@@ -305,7 +322,10 @@ class Fleets:
         return self._ahead.get(name, 0.0)
 
     def add(self, name: str, work: float) -> None:
-        """Count work at a replica. work: less than 0 when it is done."""
+        """Count work at a replica.
+
+        work: less than 0 when it is done.
+        """
         with self._lock:
             if name in self._ahead:
                 self._ahead[name] = max(self._ahead[name] + work, 0.0)
@@ -435,7 +455,11 @@ class Asked:
 
 
 def session(kind: str, scope: str, id: str) -> str:
-    """Return the name of a session. kind: a conversation, an answer or a history. id: unique within the scope."""
+    """Return the name of a session.
+
+    kind: a conversation, an answer or a history.
+    id: unique within the scope.
+    """
     return msgspec.json.encode((kind, scope, id)).decode()
 
 

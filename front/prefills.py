@@ -15,7 +15,9 @@ MOST_SLOWER = 1.2  # times as long as a cold prompt that one may take
 
 
 class Prefills:
-    """The prompts that wait for their first token. Used by one event loop. clock: returns seconds.
+    """The prompts that wait for their first token. Used by one event loop.
+
+    clock: returns seconds.
 
     A wait counts only if the engine computes no other prompt at the same time.
     """
@@ -40,8 +42,9 @@ class Prefills:
 
 
 class Prefill:
-    """A prompt that the upstream computes. seconds: until the first token; None if no token came, or if other prompts
-    waited at the same time.
+    """A prompt that the upstream computes.
+
+    seconds: until the first token; None if no token came, or if other prompts waited at the same time.
 
     warms: the model of a prompt that is sent ahead of its turn.
     """
@@ -80,10 +83,11 @@ class PrefillSpeeds:
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
         """Return about how many of a prompt's tokens were cached; None if that is unknown, or if as many as expected were.
 
-        expected: the tokens that should be cached. seconds: until the first token. A long prompt that should be cached
-        is stale if its time is nearer to the time of a cold prompt than to the expected time (CacheWeaver, 3.4). A
-        prompt that takes clearly longer than a cold one shows that the earlier prompts were not cold: a new front takes
-        the cached prompts of a warm engine for cold ones.
+        expected: the tokens that should be cached.
+        seconds: until the first token. A long prompt that should be cached is stale if its time is nearer to the time of a
+            cold prompt than to the expected time (CacheWeaver, 3.4). A prompt that takes clearly longer than a cold one
+            shows that the earlier prompts were not cold: a new front takes the cached prompts of a warm engine for cold
+            ones.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)

@@ -266,7 +266,12 @@ async def _nothing() -> Message:
 
 
 def app(arguments: Mapping[str, object]) -> Application:
-    """Return the application. arguments: settings by name; others come from the environment. Raises SettingsError."""
+    """Return the application.
+
+    arguments: settings by name; others come from the environment.
+
+    Raises SettingsError.
+    """
     own, settings = read_settings(arguments)
     Keys.of(settings)  # an error here, and not in each process that Ray starts
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))

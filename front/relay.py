@@ -49,10 +49,13 @@ class Bystander:
 
 
 class Relay:
-    """The relay of one answer. path: the request's. more: headers that the client gets beside the upstream's, unless the
-    upstream refuses the request.
+    """The relay of one answer.
 
-    failure: an error of the upstream in the middle of the answer. is_refused: the upstream's status is an error.
+    path: the request's.
+    more: headers that the client gets beside the upstream's, unless the upstream refuses the request.
+
+    failure: an error of the upstream in the middle of the answer.
+    is_refused: the upstream's status is an error.
     """
 
     def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:

@@ -26,8 +26,9 @@ LARGEST_WARM_UP = 1 << 20  # bytes of a body that is kept for one
 class Room:
     """Lets requests in, up to a limit. Used by one event loop.
 
-    most: requests that may be relayed at a time. bodies: reads the requests' bodies. num_relayed: requests that are relayed
-    now.
+    most: requests that may be relayed at a time.
+    bodies: reads the requests' bodies.
+    num_relayed: requests that are relayed now.
     """
 
     def __init__(self, most: int, bodies: Bodies) -> None:
@@ -68,7 +69,10 @@ class WarmUps:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether another warm-up may start. num_bytes: the size of its body."""
+        """Return whether another warm-up may start.
+
+        num_bytes: the size of its body.
+        """
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
@@ -90,8 +94,12 @@ COUNTED = 4  # times as many documents whose tokens are remembered as the upstre
 
 @dataclass(slots=True)
 class FrontState:
-    """The state of a front. settings: the front's own. hosting: the settings of its port. threads: where chats are read,
-    ordered and written."""
+    """The state of a front.
+
+    settings: the front's own.
+    hosting: the settings of its port.
+    threads: where chats are read, ordered and written.
+    """
 
     settings: FrontSettings
     hosting: Settings

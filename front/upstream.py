@@ -36,11 +36,13 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class Sent:
-    """A request for the upstream. target: the path with the query. headers: all of the client's, though headers of its
-    connection are not sent.
+    """A request for the upstream.
 
-    has_key: whether the upstream's key is sent. reservation: the memory of the body, which is freed once the upstream has
-    it.
+    target: the path with the query.
+    headers: all of the client's, though headers of its connection are not sent.
+
+    has_key: whether the upstream's key is sent.
+    reservation: the memory of the body, which is freed once the upstream has it.
     """
 
     method: str
@@ -66,8 +68,10 @@ class Fetched:
 
 
 class Upstream:
-    """One upstream. An async context manager; used by one event loop. has_keys: clients send keys of the front, not of the
-    upstream."""
+    """One upstream. An async context manager; used by one event loop.
+
+    has_keys: clients send keys of the front, not of the upstream.
+    """
 
     def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
         self._settings, self._has_keys = settings, has_keys
@@ -187,7 +191,10 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _failure(error: Exception, patience: float) -> RequestError:
-    """Return the failure of a connection as an error for the client. patience: seconds that it could be silent."""
+    """Return the failure of a connection as an error for the client.
+
+    patience: seconds that it could be silent.
+    """
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL):
         problem = f"the upstream cannot be reached: {_said(error)}"
         return RequestError(problem, status=502, code="upstream_unreachable")

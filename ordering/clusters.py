@@ -24,7 +24,11 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Requests that share documents. requests: their indices. placed: the keys of the shared documents."""
+    """Requests that share documents.
+
+    requests: their indices.
+    placed: the keys of the shared documents.
+    """
 
     requests: Sequence[int]
     placed: AbstractSet[str] = frozenset()
@@ -34,7 +38,8 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the indices of the document sets in an order in which sets that share much follow one another.
 
     sets: for each request, the keys of its documents with their lengths, in any unit. A tie goes to the set that comes
-    first. For n documents in all sets, the time is n log n times the most documents that the requests of a cluster share.
+        first. For n documents in all sets, the time is n log n times the most documents that the requests of a cluster
+        share.
     """
     order: list[int] = []
     stack = [Cluster(range(len(sets)))]

@@ -34,9 +34,10 @@ class DocumentError(ValueError):
 class Document:
     """A document with an id, a text and an optional title.
 
-    Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt. key: 32
-    hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same. form: the
-    document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
+    Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt.
+
+    key: 32 hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same.
+    form: the document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
     """
 
     id: str
@@ -55,7 +56,11 @@ class Document:
         """Return a document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
         The field of the text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the
-        first 10 digits of a hash of title and text. where: the path of `value`, for error messages. Raises DocumentError.
+        first 10 digits of a hash of title and text.
+
+        where: the path of `value`, for error messages.
+
+        Raises DocumentError.
         """
         if isinstance(value, str):
             return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
@@ -203,9 +208,11 @@ Message = Mapping[str, object]
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
     """Return the documents of each message that has any, in retrieval rank, by the index of the message.
 
-    top: the field `documents` of the request itself; these documents belong to the last message of a user. takes_results:
-    the content of a tool's message may be a list of documents. Such a list is ignored if it has more than 262,144 elements,
-    or more documents than the request may still have. Raises DocumentError, also for more than 10,000 messages or documents.
+    top: the field `documents` of the request itself; these documents belong to the last message of a user.
+    takes_results: the content of a tool's message may be a list of documents. Such a list is ignored if it has more than
+        262,144 elements, or more documents than the request may still have.
+
+    Raises DocumentError, also for more than 10,000 messages or documents.
     """
     check_number(messages)
     found: dict[int, tuple[Document, ...]] = {}

@@ -26,7 +26,8 @@ class Placement:
     """A choice of a replica for a request, and the order of the request's documents there.
 
     cost: the tokens of prefill that wait at the replica, plus `DISPLACING` times the tokens of the request's uncached
-    documents. stays: the replica has the history of the request's session.
+        documents.
+    stays: the replica has the history of the request's session.
     """
 
     replica: str
@@ -89,9 +90,9 @@ class Fleet:
     ) -> list[Placement]:
         """Return a placement for each replica of `names`, the best one first.
 
-        documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`. busy: returns
-        the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise fully
-        cached requests pile up at one replica.
+        documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
+        busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise
+            fully cached requests pile up at one replica.
 
         The replica with the session's history comes first, and then those of the least cost. Of replicas with the same cost,
         the one with the fewest cached documents comes first, so that empty caches fill; then the first name decides. Raises
@@ -144,7 +145,10 @@ class Fleet:
         return _Weighed(Placement(name, arrangement, cost, stays=name == home), len(tree))
 
     def served(self, replica: str, order: Iterable[tuple[str, int]], session: str | None = None) -> None:
-        """Note that a request was sent to a replica. order: (key, tokens) in the order of the prompt."""
+        """Note that a request was sent to a replica.
+
+        order: (key, tokens) in the order of the prompt.
+        """
         self._tree(replica).insert(order)
         if session is not None:
             with self._lock:

@@ -19,7 +19,7 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
     """A compressor for a `ContextualCompressionRetriever`.
 
     keep_first, keep_last: how many documents at each end stay in place. The tree assumes that the prompt has the documents
-    in the returned order, so use that order.
+        in the returned order, so use that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -19,7 +19,7 @@ class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseCla
     """For the end of a query engine's `node_postprocessors`.
 
     keep_first, keep_last: how many nodes at each end stay in place. The tree assumes that the prompt has the nodes in the
-    returned order, so use that order.
+        returned order, so use that order.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

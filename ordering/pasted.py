@@ -26,10 +26,14 @@ SPACE = re.compile(r"\s{0,64}")
 class PastedFormat:
     """How a program writes a list of documents into a text.
 
-    mark: a text that each list contains. before: the text before the first document. opening: the start of each document;
-    the groups `number` and `name` find its number and name. closing: the end of each document; empty: a document ends where
-    the next one begins. after: the text after the last document; empty: the list ends with a closing. separator: the usual
-    text between two documents. has: a pattern that each document must contain. is_fence: a closing has to be a whole line.
+    mark: a text that each list contains.
+    before: the text before the first document.
+    opening: the start of each document; the groups `number` and `name` find its number and name.
+    closing: the end of each document; empty: a document ends where the next one begins.
+    after: the text after the last document; empty: the list ends with a closing.
+    separator: the usual text between two documents.
+    has: a pattern that each document must contain.
+    is_fence: a closing has to be a whole line.
     least: the fewest documents of a list.
     """
 
@@ -156,7 +160,10 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list that looks from `start` on like one of a format, but stays as it is. why: the reason."""
+    """A list that looks from `start` on like one of a format, but stays as it is.
+
+    why: the reason.
+    """
 
     format: str
     start: int
@@ -164,7 +171,9 @@ class Untouched:
 
 
 def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[Untouched]]:
-    """Return the list of documents in a text, and the lists that stay as they are. most: how many documents a list may have.
+    """Return the list of documents in a text, and the lists that stay as they are.
+
+    most: how many documents a list may have.
 
     If several lists are found, the last one of the first format counts, because an example may precede the program's own
     list.
@@ -193,7 +202,10 @@ def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | Non
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A document in a text. body: its text after the opening, without the closing."""
+    """A document in a text.
+
+    body: its text after the opening, without the closing.
+    """
 
     opening: re.Match[str]
     body: str
@@ -301,7 +313,12 @@ def _stop(format: PastedFormat, text: str, start: int) -> int:
 def _list(
     format: PastedFormat, text: str, span: tuple[int, int], blocks: Sequence[_Block], spaces: Sequence[str]
 ) -> PastedList:
-    """Check blocks and return them as a list. spaces: the white space after each. Raises _Unfit."""
+    """Check blocks and return them as a list.
+
+    spaces: the white space after each.
+
+    Raises _Unfit.
+    """
     if not all(format.has.search(block.body) for block in blocks):
         raise _Unfit("a document lacks a part")
     start, end = span

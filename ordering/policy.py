@@ -29,10 +29,12 @@ P = TypeVar("P")
 class Step(Generic[P]):
     """A step over one cached document: where it ends in the cache, and what its reuse saves.
 
-    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` minus the cost of
-    restoring them, in tokens of prefill; 0 or more. A document on the device saves all of its tokens, a document on a slower
-    tier fewer. ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The
-    search uses it to skip branches that cannot win.
+    position: the end of the document in the cache.
+    tokens: the tokens that can be reused.
+    saved: `tokens` minus the cost of restoring them, in tokens of prefill; 0 or more. A document on the device saves all of
+        its tokens, a document on a slower tier fewer.
+    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The search uses it
+        to skip branches that cannot win.
     """
 
     position: P
@@ -87,9 +89,11 @@ ORACLE_LIMIT = 8
 class OrderRequest:
     """The documents of one request, in retrieval rank.
 
-    keys: the keys of the documents. names: their sort keys for the `sorted` policy. first, last: documents before rank
-    `first`, and those from rank `last` on, keep their place. waiting: the documents of each waiting request that may reuse
-    this order. tokens: the most tokens that each document can save; empty: unknown.
+    keys: the keys of the documents.
+    names: their sort keys for the `sorted` policy.
+    first, last: documents before rank `first`, and those from rank `last` on, keep their place.
+    waiting: the documents of each waiting request that may reuse this order.
+    tokens: the most tokens that each document can save; empty: unknown.
     """
 
     keys: Sequence[str]
@@ -108,7 +112,8 @@ class OrderRequest:
 class Walk(Generic[P]):
     """The cached prefix of a sequence of documents.
 
-    documents, tokens: its length in documents and in tokens. saved: the tokens of prefill that it saves.
+    documents, tokens: its length in documents and in tokens.
+    saved: the tokens of prefill that it saves.
     """
 
     documents: int
@@ -141,7 +146,7 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
     """Return the ranks of the documents that are cached directly after `position`, ascending.
 
     ranks: the rank of each document that may come next, by key, ascending. The time is proportional to the length of `ranks`
-    or the number of documents cached after `position`, whichever is less.
+        or the number of documents cached after `position`, whichever is less.
     """
     after = index.after(position)
     if 4 * len(after) < len(ranks):  # else the sort costs more than it saves
@@ -311,8 +316,8 @@ class Arrangement:
     """An order of documents, and how much it reuses.
 
     order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
-    reused_documents: the number of leading documents that are cached in this order. reused_tokens: the tokens of these
-    documents. Text before and after the documents is not counted.
+    reused_documents: the number of leading documents that are cached in this order.
+    reused_tokens: the tokens of these documents. Text before and after the documents is not counted.
     """
 
     order: tuple[int, ...]
@@ -338,14 +343,16 @@ def arrange(
 ) -> Arrangement:
     """Return the order of documents that reuses the most cached tokens (RAGBoost, 5.1; CacheWeaver, 3.3).
 
-    keys: the keys of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`. Under `auto`
-    and `greedy`, documents that are not reused stay in retrieval rank. keep_first, keep_last: how many documents at the
-    start and at the end keep their place. names: the sort keys of the `sorted` policy, by default `keys`. waiting: the
-    documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
+    keys: the keys of the documents, in retrieval rank.
+    index: the cached documents.
+    policy: one of `POLICIES`. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
+    keep_first, keep_last: how many documents at the start and at the end keep their place.
+    names: the sort keys of the `sorted` policy, by default `keys`.
+    waiting: the documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
 
     best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
     pays: returns whether the free order is taken, from the tokens saved with that document in its place (`free`: the first
-    place) and the tokens saved in a free order; None: `best` alone decides.
+        place) and the tokens saved in a free order; None: `best` alone decides.
 
     With that document in its place, the other documents are in their best order. `pays` takes a second search.
 
@@ -441,10 +448,11 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
     """Let the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
 
-    post: sends a body to the server. chat: the body of the later chat completion, without documents. stages: yields, after
-    each stage of the search, the best documents so far, in rank; the last stage is the result. A stage that changes nothing
-    is not sent. The search does not wait for the server: stages that are still unsent when the search ends are never sent.
-    An error of `post` is ignored, since it only costs the time gained.
+    post: sends a body to the server.
+    chat: the body of the later chat completion, without documents.
+    stages: yields, after each stage of the search, the best documents so far, in rank; the last stage is the result. A stage
+        that changes nothing is not sent. The search does not wait for the server: stages that are still unsent when the
+        search ends are never sent. An error of `post` is ignored, since it only costs the time gained.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

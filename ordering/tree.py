@@ -13,7 +13,10 @@ from .policy import Step
 
 @dataclass(slots=True, eq=False, repr=False)
 class DocumentNode:
-    """A document in the tree, or the root. children: by key, the steps to documents that were served directly after it."""
+    """A document in the tree, or the root.
+
+    children: by key, the steps to documents that were served directly after it.
+    """
 
     parent: DocumentNode | None
     key: str
@@ -67,7 +70,10 @@ class KnowledgeTree:
         return self._served.get(key)
 
     def insert(self, order: Iterable[tuple[str, int]]) -> None:
-        """Store the documents of a prompt that is served now. order: (key, tokens) of each, in the order of the prompt."""
+        """Store the documents of a prompt that is served now.
+
+        order: (key, tokens) of each, in the order of the prompt.
+        """
         # Before the lock: a generator may run any code. Of a longer prompt the tree would keep the prefix.
         served = [(key, tokens) for key, tokens in islice(order, self.max_nodes)]
         with self._lock:
@@ -81,8 +87,8 @@ class KnowledgeTree:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
         cached_tokens: how many tokens of these documents were cached, without the text before them. If the engine had fewer
-        than the tree predicted, it has evicted the missing ones and all documents after them, and the tree drops their
-        nodes.
+            than the tree predicted, it has evicted the missing ones and all documents after them, and the tree drops their
+            nodes.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:

@@ -28,9 +28,11 @@ from .swap import USUAL_ANSWER, Swap
 class Cells:
     """Decides whether a prompt fits, and frees cells for it.
 
-    index: the tree that prompts are matched against. running: the scheduler's list of running requests. idle_cells: most
-    cells of idle KV while requests run, if host memory takes the rest: every step attends over the whole pool. swap:
-    moves KV to host memory for the time of a step.
+    index: the tree that prompts are matched against.
+    running: the scheduler's list of running requests.
+    idle_cells: most cells of idle KV while requests run, if host memory takes the rest: every step attends over the whole
+        pool.
+    swap: moves KV to host memory for the time of a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
@@ -49,8 +51,9 @@ class Cells:
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether a prompt fits beside running requests and their promised cells.
 
-        The server accepts only prompts that fit alone. waiting: the other waiting requests, which may also keep KV outside
-        the cells (`Strategy.has_room`).
+        The server accepts only prompts that fit alone.
+
+        waiting: the other waiting requests, which may also keep KV outside the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:

@@ -88,7 +88,8 @@ class Costs:
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
 
-        seen: the cells that the tokens see, added up over all tokens. together: how many different cells these are.
+        seen: the cells that the tokens see, added up over all tokens.
+        together: how many different cells these are.
         """
         if size >= self.tile:
             return False
@@ -97,8 +98,9 @@ class Costs:
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
         """Return whether a swap makes steps faster: attention then no longer passes over cells that the steps do not see.
 
-        num_passed: the unseen cells, counted once for each token. num_used: all cells in use. num_pieces: the stretches of
-        used cells, each of which moves separately.
+        num_passed: the unseen cells, counted once for each token.
+        num_used: all cells in use.
+        num_pieces: the stretches of used cells, each of which moves separately.
         """
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
@@ -122,7 +124,9 @@ class Profile:
 
     RAGCache measures a grid at start and interpolates in it. Here a line is fitted to the steps that run anyway, since the
     time of a token is a fixed part and a part that grows with its depth. The line is as good, takes no time at start, and
-    adapts to the machine. min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
+    adapts to the machine.
+
+    min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
@@ -140,7 +144,10 @@ class Profile:
         self.learn(plan.num_tokens, mean_depth(plan), seconds)
 
     def learn(self, tokens: int, depth: float, seconds: float) -> None:
-        """Learn from the seconds that a number of tokens took. depth: the mean position of these tokens."""
+        """Learn from the seconds that a number of tokens took.
+
+        depth: the mean position of these tokens.
+        """
         if tokens < self._min_tokens:
             return
         if self.is_learnt:
@@ -194,8 +201,9 @@ AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a 
 class PrefillBudget:
     """Limits the prompt tokens of a step while other requests decode.
 
-    size: most prompt tokens. max_stall: most seconds that the prompt tokens may take. The smaller limit holds, but a step
-    may always compute one chunk, since part of a chunk takes about as long.
+    size: most prompt tokens.
+    max_stall: most seconds that the prompt tokens may take. The smaller limit holds, but a step may always compute one
+        chunk, since part of a chunk takes about as long.
 
     The time of a token grows with the cells in use of all requests, because attention passes over all of them.
     """
@@ -209,9 +217,10 @@ class PrefillBudget:
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn.
 
-        Plans with drafts or without a whole chunk are ignored. cells: cells in use on the device, without the plan's new
-        tokens. If a step took longer than expected, because the machine has other work, the next steps become smaller at
-        once.
+        Plans with drafts or without a whole chunk are ignored.
+
+        cells: cells in use on the device, without the plan's new tokens. If a step took longer than expected, because the
+            machine has other work, the next steps become smaller at once.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -222,10 +231,12 @@ class PrefillBudget:
         self._profile.observe(plan, seconds)
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
-        """Return how many prompt tokens a step may compute now. most: the tokens that the step has room for.
+        """Return how many prompt tokens a step may compute now.
+
+        most: the tokens that the step has room for.
 
         cells: returns how many cells are in use while a step computes a given number of tokens. A large step may have fewer
-        of them, because it swaps out the cells of other requests.
+            of them, because it swaps out the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:

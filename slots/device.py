@@ -62,9 +62,10 @@ class Stretches:
 class DeviceCells:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
 
-    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`). offer_copy: called
-    with each run whose copy may now be evicted from host memory. recompute_last: how many last tokens of a prompt are
-    computed even if they are cached.
+    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`).
+
+    offer_copy: called with each run whose copy may now be evicted from host memory.
+    recompute_last: how many last tokens of a prompt are computed even if they are cached.
     """
 
     def __init__(

@@ -20,7 +20,9 @@ GoesOn = Callable[[int, Sequence[float]], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDraft:
-    """tokens (int32): a guess at the next tokens. confidences: the probability that the draft model gave to each of them."""
+    """tokens (int32): a guess at the next tokens.
+    confidences: the probability that the draft model gave to each of them.
+    """
 
     tokens: np.ndarray
     confidences: tuple[float, ...]
@@ -31,9 +33,11 @@ class Drafter(Protocol):
 
     A draft model never changes an answer: it only proposes tokens, which the main model checks.
 
-    costs: the costs of the draft model. batch: most tokens of one batch. num_tokens: tokens computed since the start.
-    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft. is_off:
-    the model drafts nothing, because it failed repeatedly or was not loaded.
+    costs: the costs of the draft model.
+    batch: most tokens of one batch.
+    num_tokens: tokens computed since the start.
+    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft.
+    is_off: the model drafts nothing, because it failed repeatedly or was not loaded.
     """
 
     costs: Costs
@@ -53,7 +57,9 @@ class Drafter(Protocol):
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """Compute up to `most` tokens of an idle slot's history with the draft model, for the slot's next turn.
 
-        Return False if none is left, or after an abort. cached: how many first tokens of the history may be read.
+        Return False if none is left, or after an abort.
+
+        cached: how many first tokens of the history may be read.
         """
         ...
 
@@ -90,7 +96,10 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance of a token that is not drafted yet. own: the request's score."""
+        """Return the chance of a token that is not drafted yet.
+
+        own: the request's score.
+        """
         general = self._mean.right / self._mean.tried
         return min((OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried), SURE)
 
@@ -141,7 +150,8 @@ UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # of a step: a pass, and a read token, of a 
 class DraftTimes:
     """The times of a draft model, learnt from its passes; before the first pass, taken from the costs of both models.
 
-    costs: those of the main model. of_draft: those of the draft model.
+    costs: those of the main model.
+    of_draft: those of the draft model.
     """
 
     def __init__(self, costs: Costs, of_draft: Costs) -> None:
@@ -161,12 +171,18 @@ class DraftTimes:
         return by_costs / plain if plain else UNKNOWN
 
     def token_seconds(self, step: float) -> float:
-        """Return how many seconds the draft model takes to read a token. step: as in `pass_steps`."""
+        """Return how many seconds the draft model takes to read a token.
+
+        step: as in `pass_steps`.
+        """
         plain, row = self._costs.step_ns(1, 0), self._of_draft.row_ns
         return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU may time a row as nothing
 
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
-        """Learn from the time of drafts. number: of passes, counted as if each had drafted for all streams."""
+        """Learn from the time of drafts.
+
+        number: of passes, counted as if each had drafted for all streams.
+        """
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)
 
@@ -176,5 +192,8 @@ class DraftTimes:
 
 
 def smoothed(mean: float | None, new: float) -> float:
-    """Return a running mean of times after one new time. mean: the mean before it; None: there was no time."""
+    """Return a running mean of times after one new time.
+
+    mean: the mean before it; None: there was no time.
+    """
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

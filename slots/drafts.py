@@ -51,7 +51,10 @@ class Odds:
         self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
 
     def chance(self, own: Score, matched: int) -> float:
-        """Return the chance of a token, given that all tokens before it in the draft are right. own: the request's score."""
+        """Return the chance of a token, given that all tokens before it in the draft are right.
+
+        own: the request's score.
+        """
         general = self._by_length[_place(matched)]
         return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
 
@@ -164,7 +167,10 @@ class Pace:
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time moved towards a new one. is_late: the new time is the first for long, and counts half."""
+        """Return a time moved towards a new one.
+
+        is_late: the new time is the first for long, and counts half.
+        """
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
@@ -219,10 +225,11 @@ class Drafts:
     counts, both for drafts and for reading prompts. The draft model reads a prompt in pieces between steps, after the
     answer's first token.
 
-    max_rows: most rows of logits of a step; 0: no drafts. max_stall: most seconds that drafts may add to a step with several
-    streams; the step aims at less, as prefill does. longest: most tokens of a draft, if the model has a recurrent state that
-    must be rolled back after a wrong token. ends: tokens that end an answer; they are never drafted. drafter: the draft
-    model, if there is one.
+    max_rows: most rows of logits of a step; 0: no drafts.
+    max_stall: most seconds that drafts may add to a step with several streams; the step aims at less, as prefill does.
+    longest: most tokens of a draft, if the model has a recurrent state that must be rolled back after a wrong token.
+    ends: tokens that end an answer; they are never drafted.
+    drafter: the draft model, if there is one.
 
     All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel. Other
     lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states to which
@@ -286,7 +293,9 @@ class Drafts:
             self._earn(EARNED)
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
+        """Free the cells of rejected tokens, and learn.
+
+        checked: the spans with drafts of the last step that ran.
 
         This starts a new step, in which `propose` need not be called.
         """
@@ -350,7 +359,9 @@ class Drafts:
     ) -> tuple[int, float]:
         """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
 
-        The result is 0 if no length pays. candidates: the numbers of rows of a stream to try.
+        The result is 0 if no length pays.
+
+        candidates: the numbers of rows of a stream to try.
         """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -434,7 +445,10 @@ class Drafts:
         return best, best_gain
 
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
-        """Return the time, in steps, of a step with so many drafted tokens a stream. each: the time of a pass."""
+        """Return the time, in steps, of a step with so many drafted tokens a stream.
+
+        each: the time of a pass.
+        """
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
     def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:

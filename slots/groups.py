@@ -34,7 +34,8 @@ MOST_LOOKS = 4  # expectations that an admission compares with the cache
 class Group:
     """Requests that are admitted one after another because they reuse the same KV.
 
-    order: the arrival number of the leader, the request that was admitted first. num_following: how many followed it.
+    order: the arrival number of the leader, the request that was admitted first.
+    num_following: how many followed it.
     """
 
     order: int
@@ -43,11 +44,16 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A waiting request. order: its arrival number. place: the node where its fixed tokens end.
+    """A waiting request.
 
-    expected: tokens that the request is expected to reuse. ratio: the expected tokens divided by the tokens left to compute.
-    weight: the ratio, times one more than the number of overtakes. source: the admitted request whose KV is to be reused;
-    None: the expected tokens were cached at the arrival. group: the group of `source`, which the request may follow.
+    order: its arrival number.
+    place: the node where its fixed tokens end.
+
+    expected: tokens that the request is expected to reuse.
+    ratio: the expected tokens divided by the tokens left to compute.
+    weight: the ratio, times one more than the number of overtakes.
+    source: the admitted request whose KV is to be reused; None: the expected tokens were cached at the arrival.
+    group: the group of `source`, which the request may follow.
     """
 
     job: Job
@@ -76,7 +82,9 @@ class Entry:
 
 @dataclass(slots=True)
 class Sharers:
-    """Waiting requests with the same fixed tokens, the oldest first. entries: all of them.
+    """Waiting requests with the same fixed tokens, the oldest first.
+
+    entries: all of them.
 
     by_document: those with a document.
     """
@@ -86,7 +94,10 @@ class Sharers:
 
 
 class Groups:
-    """The waiting requests that have not run yet. window: how many may overtake one, and how many may follow a leader."""
+    """The waiting requests that have not run yet.
+
+    window: how many may overtake one, and how many may follow a leader.
+    """
 
     def __init__(self, tree: PromptTree, window: int) -> None:
         self._tree, self._window = tree, window
@@ -122,7 +133,10 @@ class Groups:
             self._prune(entry.place)
 
     def check(self, waiting: Iterable[Job]) -> None:
-        """Raise AssertionError where the requests, the documents and the paths disagree. waiting: all of the queue."""
+        """Raise AssertionError where the requests, the documents and the paths disagree.
+
+        waiting: all of the queue.
+        """
         assert set(self._entries) <= set(waiting)
         assert {entry for sharers in self._sharers.values() for entry in sharers.entries} == set(self._entries.values())
         for place, sharers in self._sharers.items():
@@ -160,8 +174,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request, and expect the requests that share its path to reuse its KV.
 
-        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it
-        arrived after the leader that the admitted request follows.
+        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it arrived
+            after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)

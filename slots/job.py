@@ -18,8 +18,9 @@ from .reuse import Reuse
 class Phase(Enum):
     """Where a request is: it waits, runs, or is done.
 
-    FETCHING: it waits for a lower tier. READING: it runs, and computes a document for its prompt. FOLLOWING: another request
-    computes its next tokens.
+    FETCHING: it waits for a lower tier.
+    READING: it runs, and computes a document for its prompt.
+    FOLLOWING: another request computes its next tokens.
     """
 
     WAITING = "waiting"
@@ -48,7 +49,10 @@ NEXT_PHASES = {
 
 @dataclass(slots=True, eq=False)
 class StrategyState:
-    """A strategy's state for one job; a strategy that needs more fields has a subclass. pause: see `Strategy.pause_at`."""
+    """A strategy's state for one job; a strategy that needs more fields has a subclass.
+
+    pause: see `Strategy.pause_at`.
+    """
 
     pause: int = 0
 
@@ -73,7 +77,10 @@ class Strategy(Protocol):
     """A way to reuse KV. One strategy serves all jobs that it takes; the usual one is `PlainKV`."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
-        """Return whether the strategy serves a request. whole: the layout of the request's whole prompt."""
+        """Return whether the strategy serves a request.
+
+        whole: the layout of the request's whole prompt.
+        """
         ...
 
     def stage(self, job: Job, whole: Layout) -> Layout:
@@ -81,7 +88,10 @@ class Strategy(Protocol):
         ...
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        """Return whether the KV that the strategy keeps outside the cells has room. others: the jobs that run or wait."""
+        """Return whether the KV that the strategy keeps outside the cells has room.
+
+        others: the jobs that run or wait.
+        """
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
@@ -96,7 +106,10 @@ class Strategy(Protocol):
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Restore KV of the job that has come to host memory since its last span. num_cells: as for `catch_up`."""
+        """Restore KV of the job that has come to host memory since its last span.
+
+        num_cells: as for `catch_up`.
+        """
         ...
 
     def pause_at(self, job: Job, at: int) -> None:

@@ -44,8 +44,10 @@ class Score:
 class Lookup:
     """Drafts for one request, from its prompt and its answer so far. It lives as long as the request does.
 
-    asks_model: a draft model may draft for the request, too. num_drafted, num_accepted: all tokens of its drafts so far, and
-    those that were accepted. score: the score of drafts by lookup. model_score: the score of drafts by the draft model.
+    asks_model: a draft model may draft for the request, too.
+    num_drafted, num_accepted: all tokens of its drafts so far, and those that were accepted.
+    score: the score of drafts by lookup.
+    model_score: the score of drafts by the draft model.
     """
 
     __slots__ = (

@@ -102,10 +102,15 @@ class OutOfSequences(RuntimeError):
 class PrefixTree(PromptTree):
     """The tree of all cached KV: finds, claims, releases and evicts runs.
 
-    Each act adds memory operations, which go into the next plan. device: sequences and cells. copies: saves runs to host
-    memory and restores them. num_sequences: how many sequence ids there are, at least 2 * slots + 1. host: takes evicted
-    runs; without it they are lost. policy: decides the order of eviction. profile: the time to compute a run. costs: the
-    costs of this device.
+    Each act adds memory operations, which go into the next plan.
+
+    device: sequences and cells.
+    copies: saves runs to host memory and restores them.
+    num_sequences: how many sequence ids there are, at least 2 * slots + 1.
+    host: takes evicted runs; without it they are lost.
+    policy: decides the order of eviction.
+    profile: the time to compute a run.
+    costs: the costs of this device.
     """
 
     def __init__(
@@ -157,10 +162,15 @@ class PrefixTree(PromptTree):
         """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
         An idle sequence is continued in place if it is a prefix of the prompt and none of it is to be computed again. Any
-        other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
-        (key, start, stop) of each document. counts_as_use: a client asked for the prompt; else its runs do not count as
-        used. sections: the positions of the prompt that are computed; empty: all. session: the name of the request's
-        session, if any. Raises OutOfSequences, and ValueError for a document outside the prompt; neither changes the tree.
+        other match is forked, and its donor stays as it is.
+
+        stops: ascending positions where nodes must end.
+        documents: (key, start, stop) of each document.
+        counts_as_use: a client asked for the prompt; else its runs do not count as used.
+        sections: the positions of the prompt that are computed; empty: all.
+        session: the name of the request's session, if any.
+
+        Raises OutOfSequences, and ValueError for a document outside the prompt; neither changes the tree.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
@@ -191,7 +201,8 @@ class PrefixTree(PromptTree):
     def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, session: str = "") -> None:
         """End a request's use of `sequence`, which stays in the tree as an idle one.
 
-        private: the generated tokens with KV (int32). session: as for `claim`.
+        private: the generated tokens with KV (int32).
+        session: as for `claim`.
         """
         self._clock += 1
         claimed = sequence.last_node
@@ -210,7 +221,9 @@ class PrefixTree(PromptTree):
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
         """Count a request's use of cached runs outside its path.
 
-        The request has copies of these runs, so they may be evicted. session: as for `claim`.
+        The request has copies of these runs, so they may be evicted.
+
+        session: as for `claim`.
         """
         self._clock += 1
         used = list(nodes)
@@ -221,8 +234,9 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
-        Fewer are freed if running requests need all other cells. unused: evict only runs that no request has used and that
-        have a copy.
+        Fewer are freed if running requests need all other cells.
+
+        unused: evict only runs that no request has used and that have a copy.
         """
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
@@ -299,7 +313,10 @@ class PrefixTree(PromptTree):
             self.price(node)
 
     def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
-        """Free a leaf's cells. keep: move the run to host memory; a run that the tier refuses is forgotten."""
+        """Free a leaf's cells.
+
+        keep: move the run to host memory; a run that the tier refuses is forgotten.
+        """
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:

@@ -34,8 +34,8 @@ class Queue:
     """The waiting requests.
 
     window: how many later requests may overtake a waiting one, and how many may follow a request whose KV they share.
-    strategy: returns how a request with a given whole prompt reuses KV. may_start: returns whether a request could get a
-    slot now.
+    strategy: returns how a request with a given whole prompt reuses KV.
+    may_start: returns whether a request could get a slot now.
 
     A request that waits for a busy slot, or for running prompts, blocks no other request. Requests that are admitted in the
     meantime count as overtakes. The queue is blocked while its next request does not fit and no cell has been freed.
@@ -69,7 +69,10 @@ class Queue:
         self.groups.add(job)
 
     def resume(self, job: Job, *, blocks: bool) -> None:
-        """Put a paused request first. blocks: the queue waits until cells have been freed."""
+        """Put a paused request first.
+
+        blocks: the queue waits until cells have been freed.
+        """
         job.enter(Phase.WAITING)
         self._is_blocked = blocks
         self._waiting.appendleft(job)
@@ -108,9 +111,10 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Note that the device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first in the queue, those without and those with generated tokens. Returns the waiting
-        requests that cannot go on after their tokens, because their layout is no longer valid; they are removed from the
-        queue.
+        again, paused: requests to put first in the queue, those without and those with generated tokens.
+
+        Returns the waiting requests that cannot go on after their tokens, because their layout is no longer valid; they are
+        removed from the queue.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()

@@ -25,8 +25,9 @@ N = TypeVar("N", bound="Run[Any]")
 class Run(Generic[N]):
     """A run of tokens (int32) at positions [start, end) of every path through it; the base class for the runs of all trees.
 
-    documents: for each document that starts after this run, by its key, the run in which the document ends. scope: set for
-    roots alone. ready, in_use: as in `Node`; 0 for a run without KV.
+    documents: for each document that starts after this run, by its key, the run in which the document ends.
+    scope: set for roots alone.
+    ready, in_use: as in `Node`; 0 for a run without KV.
     """
 
     tokens: np.ndarray
@@ -59,11 +60,13 @@ class Node(Run["Node"]):
         copy     |------- all of it -------|      the copy in host memory, if one was ever made
         state                              |      the recurrent state after the run, of a model that has one: see `StateTree`
 
-    sequences: the sequences with KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. cells_end: all cells of the run are below this one (see `slots/swap.py`). record: the key of the
-    record that a lower tier has of the run and its state. document_of: the inverse of `documents`: (run before the document,
-    key) of each document that ends with this run. session: the only session whose requests computed or used the run; empty:
-    several sessions, or none; None: no request yet.
+    sequences: the sequences with KV of this run.
+    in_use: the number of running requests with this run on their paths; a run in use is not evicted.
+    cells_end: all cells of the run are below this one (see `slots/swap.py`).
+    record: the key of the record that a lower tier has of the run and its state.
+    document_of: the inverse of `documents`: (run before the document, key) of each document that ends with this run.
+    session: the only session whose requests computed or used the run; empty: several sessions, or none; None: no request
+        yet.
     """
 
     ready: int = 0
@@ -149,9 +152,9 @@ class Sequence:
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
     """Return how many tokens of a prompt may come from a cache that has the first `upto` tokens.
 
-    sections: the positions that are computed; the last section ends with the prompt. If a section is only partly cached,
-    at least its last `recompute_last` tokens are computed together, or all of a shorter section, because the bits of KV
-    depend on the number of tokens. The prompt's last token is always computed.
+    sections: the positions that are computed; the last section ends with the prompt. If a section is only partly cached, at
+        least its last `recompute_last` tokens are computed together, or all of a shorter section, because the bits of KV
+        depend on the number of tokens. The prompt's last token is always computed.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1
@@ -170,7 +173,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySizes:
-    """The bytes of copies. run_token: bytes of one token of a run. state: bytes of one recurrent state.
+    """The bytes of copies.
+
+    run_token: bytes of one token of a run.
+    state: bytes of one recurrent state.
 
     state_token: bytes of each token before a state, if states contain the KV of attention; copies of runs are then empty.
     """
@@ -248,7 +254,8 @@ class PrefixIndex(Protocol):
 class RadixTree(Generic[N]):
     """Finds, adds and splits runs. A subclass says what a run stands for: KV, states, files.
 
-    run: makes a run of tokens, at a position, below a parent. root: makes the root of a scope.
+    run: makes a run of tokens, at a position, below a parent.
+    root: makes the root of a scope.
     """
 
     def __init__(self, run: Callable[[np.ndarray, int, N | None], N], root: Callable[[Scope], N]) -> None:

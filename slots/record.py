@@ -19,10 +19,14 @@ Cut = Callable[[np.ndarray, int, int], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """The KV of a run. tokens (int32): all tokens from position 0 to the run's end. data (uint8): the KV from `start` on.
+    """The KV of a run.
 
-    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`. state
-    (uint8): the recurrent state after the run, of a model that has one.
+    tokens (int32): all tokens from position 0 to the run's end.
+    data (uint8): the KV from `start` on.
+
+    documents: (key, first position) of the documents that end with the run.
+    frequency, token_cost: as in `Node`.
+    state (uint8): the recurrent state after the run, of a model that has one.
     """
 
     scope: Scope

@@ -18,7 +18,8 @@ from .scope import Scope
 class PlacedDocument:
     """A document in a prompt, at positions [start, stop).
 
-    rank: its retrieval rank, from 1. moved: its place among the documents differs from that in the request.
+    rank: its retrieval rank, from 1.
+    moved: its place among the documents differs from that in the request.
     """
 
     id: str
@@ -30,7 +31,10 @@ class PlacedDocument:
 
 
 class Segment(NamedTuple):
-    """A part of a prompt, up to position `stop`. label: the origin of the part, in words; verb: the verb after the label."""
+    """A part of a prompt, up to position `stop`.
+
+    label: the origin of the part, in words; verb: the verb after the label.
+    """
 
     stop: int
     label: str
@@ -46,12 +50,16 @@ class Segment(NamedTuple):
 class Layout:
     """A prompt whose documents have an order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree end. segments: all parts of the prompt in order; they
-    name the reason of a miss. repeated: ids of documents that an earlier turn contains, so this prompt omits them.
+    tokens: int32.
+    stops: ascending positions where nodes of the tree end.
+    segments: all parts of the prompt in order; they name the reason of a miss.
+    repeated: ids of documents that an earlier turn contains, so this prompt omits them.
     breakpoints: the client's marks, (stop, seconds). Prompts may part at `stop`, and the prefix up to it is pinned for
-    `seconds`; 0: no pin. opening: the length of a chat's prefix before its first question: system text and documents, which
-    new chats have in common; 0: no chat. in_rank: tokens that would be cached with all documents in retrieval rank; None: no
-    document moved. hint: the line with the ranking of the last documents that moved; empty: no such line.
+        `seconds`; 0: no pin.
+    opening: the length of a chat's prefix before its first question: system text and documents, which new chats have in
+        common; 0: no chat.
+    in_rank: tokens that would be cached with all documents in retrieval rank; None: no document moved.
+    hint: the line with the ranking of the last documents that moved; empty: no such line.
     """
 
     tokens: np.ndarray
@@ -122,8 +130,9 @@ NO_LAYOUT = Layout(NO_TOKENS)
 class Prompt(Protocol):
     """A prompt whose documents may have no order yet.
 
-    num_tokens: an upper bound on its length, before it is laid out. prefix: its tokens (int32) up to the first set of
-    documents without an order; all of its tokens if no such set is there. documents: the keys of that set.
+    num_tokens: an upper bound on its length, before it is laid out.
+    prefix: its tokens (int32) up to the first set of documents without an order; all of its tokens if no such set is there.
+    documents: the keys of that set.
     """
 
     num_tokens: int
@@ -131,16 +140,20 @@ class Prompt(Protocol):
     documents: frozenset[str]
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Order the documents by the KV that the tree has now. waiting: the next prompts of this scope."""
+        """Order the documents by the KV that the tree has now.
+
+        waiting: the next prompts of this scope.
+        """
         ...
 
 
 class Kind(Enum):
     """Who a request is for: a waiting client, a client's next turn (AHEAD), or no client in particular (PREFETCH).
 
-    priority: fixed for the kind; None: the client chooses it. is_client: a client waits for the request. counts_as_use: KV
-    that the request computes or finds counts as used. Requests without a waiting client are computed in small steps, ahead
-    of time.
+    priority: fixed for the kind; None: the client chooses it.
+    is_client: a client waits for the request.
+    counts_as_use: KV that the request computes or finds counts as used. Requests without a waiting client are computed in
+        small steps, ahead of time.
     """
 
     CLIENT = None, True
@@ -152,7 +165,10 @@ class Kind(Enum):
 
 
 class DraftSource(Protocol):
-    """A source of drafts for one request. num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted."""
+    """A source of drafts for one request.
+
+    num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted.
+    """
 
     num_drafted: int
     num_accepted: int
@@ -162,9 +178,12 @@ class DraftSource(Protocol):
 class Request:
     """What a client, or the server itself, asks to be computed.
 
-    priority: a higher one goes first; a kind's priority overrides it. limit: most tokens to generate. follows: the id of the
-    request whose next turn this one prefills. wanted_slot: the slot that it waits for; -1: any. snapshot_scope: the scope of
-    its snapshots, if the model cannot be cut at a prefix and the request may keep any. draft: its source of drafts, if any.
+    priority: a higher one goes first; a kind's priority overrides it.
+    limit: most tokens to generate.
+    follows: the id of the request whose next turn this one prefills.
+    wanted_slot: the slot that it waits for; -1: any.
+    snapshot_scope: the scope of its snapshots, if the model cannot be cut at a prefix and the request may keep any.
+    draft: its source of drafts, if any.
     scores_prompt: the answer has logprobs of the prompt, so the whole prompt is computed, in a scope for this request alone.
     session: the name of its session; empty: none.
     """

@@ -27,7 +27,11 @@ ON_DEVICE = frozenset({Source.OWN, Source.FORK})
 
 @dataclass(frozen=True, slots=True)
 class ReusedSpan:
-    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: the time saved."""
+    """Prompt tokens at positions [start, stop) that were not computed.
+
+    source: their origin.
+    seconds: the time saved.
+    """
 
     start: int
     stop: int
@@ -37,10 +41,13 @@ class ReusedSpan:
 
 @dataclass(slots=True)
 class Reuse:
-    """What a request reused. spans: those found at its first admission, and those taken over later, in order.
+    """What a request reused.
 
-    num_overtaken: later requests that were admitted before it. fetch_seconds: time that it waited for records of a lower
-    tier. has_hole: between two reused spans, it computed tokens that the cache had lost.
+    spans: those found at its first admission, and those taken over later, in order.
+
+    num_overtaken: later requests that were admitted before it.
+    fetch_seconds: time that it waited for records of a lower tier.
+    has_hole: between two reused spans, it computed tokens that the cache had lost.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])

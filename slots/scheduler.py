@@ -44,7 +44,8 @@ class StepBuilder:
     """Builds a step: requests and their spans, in the same order. `commit()` reads it, so it lives until the next `plan()`.
 
     is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
-    prompts, if any wait. most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
+        prompts, if any wait.
+    most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
     has_client: a client's request runs, in this step or in turn with it.
     """
 
@@ -195,8 +196,9 @@ TRIES = 3  # failed steps after which a request counts as the cause: the first b
 class Recovery:
     """What becomes of requests after a failed step: of those that ran, and of waiting ones with generated tokens.
 
-    failed: requests that cannot go on. again: requests without a generated token, which run again from their start. paused:
-    requests that go on after their generated tokens; these are computed again as a prompt is.
+    failed: requests that cannot go on.
+    again: requests without a generated token, which run again from their start.
+    paused: requests that go on after their generated tokens; these are computed again as a prompt is.
     """
 
     failed: list[Job]
@@ -204,7 +206,10 @@ class Recovery:
     paused: list[Job]
 
     def add(self, job: Job, goes_on: Callable[[Job], bool]) -> None:
-        """Decide on a request. goes_on: as in `Scheduler.recover`."""
+        """Decide on a request.
+
+        goes_on: as in `Scheduler.recover`.
+        """
         is_hopeless = job.num_failures >= TRIES or not job.request.kind.is_client
         if not is_hopeless and not job.num_generated:
             job.start_over()
@@ -224,9 +229,14 @@ StrategyMaker = Callable[[PrefixTree, Cells, Counters], Strategy]
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
-    idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are matched against; None: `tree` itself.
-    strategies: make the strategies that are tried before `PlainKV`. drafts: proposes drafts for requests that may have them.
+    similarity: see `affine_slot`.
+    batch_size: most tokens of a step.
+    prefill_budget, max_stall: see `PrefillBudget`.
+    idle_cells: see `Cells`.
+    window: see `Queue`.
+    index: the tree that prompts are matched against; None: `tree` itself.
+    strategies: make the strategies that are tried before `PlainKV`.
+    drafts: proposes drafts for requests that may have them.
     max_rows: most rows of logits of a step.
     """
 
@@ -288,7 +298,10 @@ class Scheduler:
         self.waiting.unblock()
 
     def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
-        """Return which of these waiting requests would start now. lacking: the tokens that each would have to compute."""
+        """Return which of these waiting requests would start now.
+
+        lacking: the tokens that each would have to compute.
+        """
         may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
         return self._late.startable(may_take, self.running)
 
@@ -334,7 +347,9 @@ class Scheduler:
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Note the results of a plan. sampled: one token for each span that asked for logits, in order.
+        """Note the results of a plan.
+
+        sampled: one token for each span that asked for logits, in order.
 
         Returns each request with a new token, and the token. The caller decides whether a request is finished.
         """
@@ -361,8 +376,10 @@ class Scheduler:
         """Start again with an empty device, because a step failed and the cells may have any content.
 
         Requests that can go on are put first in the queue. Operations that were not carried out are dropped. The caller must
-        also clear the runner's memory. keep: finished copies in host memory stay. goes_on: returns whether a request has
-        received all generated tokens that were chosen for it.
+        also clear the runner's memory.
+
+        keep: finished copies in host memory stay.
+        goes_on: returns whether a request has received all generated tokens that were chosen for it.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -381,7 +398,10 @@ class Scheduler:
         return recovery
 
     def _void(self, keep: bool) -> None:
-        """Forget the KV on the device. keep: copies in host memory stay, if they can."""
+        """Forget the KV on the device.
+
+        keep: copies in host memory stay, if they can.
+        """
         try:
             if keep:
                 for tree in self.trees:
@@ -498,7 +518,10 @@ class Scheduler:
         return job.phase is not Phase.FETCHING and job not in self._late and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
-        """Return how a request reuses KV. whole: its prompt."""
+        """Return how a request reuses KV.
+
+        whole: its prompt.
+        """
         return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
@@ -521,7 +544,10 @@ class Scheduler:
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 
     def _pause(self, victim: Job, *, blocks: bool) -> None:
-        """Put a running request first in the queue. blocks: as in `Queue.resume`, while others run."""
+        """Put a running request first in the queue.
+
+        blocks: as in `Queue.resume`, while others run.
+        """
         self._release(victim)
         forget_uncached(self.tree, victim, self.running)
         victim.reuse.num_preempted += 1

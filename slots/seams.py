@@ -18,7 +18,8 @@ from .slot import Slot
 class Proposer(Protocol):
     """Proposes drafts: guesses at the next tokens of streams, which a step checks. Drafts never change an answer.
 
-    longest: most tokens of a draft. model_seconds: the time that a draft model took in the last plan.
+    longest: most tokens of a draft.
+    model_seconds: the time that a draft model took in the last plan.
     """
 
     longest: float

@@ -41,8 +41,9 @@ from .strategy import PlainKV
 class MovedDocument:
     """A document at positions [start, stop) of a prompt, which is read after the prompt's prefix alone.
 
-    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document; all documents of a prompt
-    share this array. tokens (int32): the document's own tokens.
+    id, key: as in `PlacedDocument`.
+    prefix (int32): the tokens up to the prompt's first document; all documents of a prompt share this array.
+    tokens (int32): the document's own tokens.
     """
 
     id: str
@@ -107,8 +108,9 @@ class MovedDocument:
 class SeparateLayout(Layout):
     """The layout of a prompt with separately read documents, whose tokens are marked; or of a stage that reads one document.
 
-    moved: the separately read documents; empty in a stage. reads: in a stage, (index of the stage's document in the `moved`
-    of the whole prompt, layout of the whole prompt); else None.
+    moved: the separately read documents; empty in a stage.
+    reads: in a stage, (index of the stage's document in the `moved` of the whole prompt, layout of the whole prompt); else
+        None.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -176,9 +178,10 @@ class KvPart(NamedTuple):
 class ReadDocuments(StrategyState):
     """The documents that a request has read or found, by their index in its layout.
 
-    pieces: the documents' KV, which the request keeps even if the cache evicts it. num_prefix, tokens: how many tokens of
-    the prefix, and of each document, the request has computed to read documents. reached: the position up to which reuse was
-    counted. looked: the document at which the last search stopped; the documents before it were read or cached then.
+    pieces: the documents' KV, which the request keeps even if the cache evicts it.
+    num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed to read documents.
+    reached: the position up to which reuse was counted.
+    looked: the document at which the last search stopped; the documents before it were read or cached then.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])

@@ -25,11 +25,12 @@ SIMILARITY = 0.1
 class Slot:
     """The place of one running request.
 
-    last: the id of the last client's request here; -1 before the first. scope, history (int32): the scope and the tokens of
-    that request; empty if its KV was not kept. num_prompt: how many tokens of the history are its prompt.
+    last: the id of the last client's request here; -1 before the first.
+    scope, history (int32): the scope and the tokens of that request; empty if its KV was not kept.
+    num_prompt: how many tokens of the history are its prompt.
     prefix_cache_tokens, prefix_cache_ratio: how many of its prompt tokens were not computed, and their share of the prompt.
     ahead (int32): the tokens of the next turn that have been prefilled since. Other background requests, and stages that
-    read a document, change none of these fields.
+        read a document, change none of these fields.
     """
 
     id: int
@@ -45,7 +46,10 @@ class Slot:
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
-        """Replace the history. num_prompt: the tokens of the prompt, of which the history may have fewer."""
+        """Replace the history.
+
+        num_prompt: the tokens of the prompt, of which the history may have fewer.
+        """
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
         self.prefix_cache_tokens, self.prefix_cache_ratio = 0, 0.0
@@ -56,7 +60,10 @@ class Slot:
 
 
 class Slots:
-    """A fixed number of slots. similarity: as in `affine_slot`."""
+    """A fixed number of slots.
+
+    similarity: as in `affine_slot`.
+    """
 
     def __init__(self, count: int, similarity: float = SIMILARITY) -> None:
         self._slots = tuple(Slot(id) for id in range(count))
@@ -147,7 +154,7 @@ class Histories:
     """Saves, restores and erases the histories of idle slots, between two steps.
 
     carry_out: performs at once the operations that wait for the next plan. If it raises, the state of memory is unknown, and
-    only `Scheduler.recover` repairs that.
+        only `Scheduler.recover` repairs that.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:

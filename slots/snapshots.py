@@ -54,9 +54,11 @@ def state_of(job: Job) -> SnapshotState:
 class Snapshots(StateTree):
     """Takes states of running requests and restores them.
 
-    tree: the prefix tree, which has the sequences. host: host memory, which takes nothing without a budget. spacing: the
-    fewest tokens between two states of a prompt, except before its end. unused: how many states inside prompts may wait for
-    a second prompt; more, if such states were dropped and had to be taken again.
+    tree: the prefix tree, which has the sequences.
+    host: host memory, which takes nothing without a budget.
+    spacing: the fewest tokens between two states of a prompt, except before its end.
+    unused: how many states inside prompts may wait for a second prompt; more, if such states were dropped and had to be
+        taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -225,7 +227,8 @@ class Snapshots(StateTree):
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
         """Forget the state of a turn that two later ones have passed, if the gap stays small; else lower its worth.
 
-        last: the state of the turn after it. states: those before `last`, the nearest first.
+        last: the state of the turn after it.
+        states: those before `last`, the nearest first.
         """
         below = last
         for node in states:

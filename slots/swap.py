@@ -38,7 +38,10 @@ Moves = tuple[Operation, ...]
 
 
 class Swap:
-    """Decides which KV is in host memory during a step. running: the scheduler's list of running requests."""
+    """Decides which KV is in host memory during a step.
+
+    running: the scheduler's list of running requests.
+    """
 
     def __init__(self, tree: PrefixTree, running: Collection[Job]) -> None:
         self._tree, self._running = tree, running
@@ -131,9 +134,10 @@ def swap_out(
 ) -> tuple[Moves, Moves]:
     """Return the operations of a swap: those before a step, which follow the tree's own operations, and those after it.
 
-    runs: the runs on the device. computing: the running requests that the step is for; their KV gets the first cells.
+    runs: the runs on the device.
+    computing: the running requests that the step is for; their KV gets the first cells.
     in_place: their KV has these cells already. Runs that move are copied to the host tier if it has room, otherwise only for
-    the step.
+        the step.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step

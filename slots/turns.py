@@ -15,8 +15,9 @@ from .job import Job, Phase, Turn
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
     """Return the running requests that may share the next step: those of one set of LoRA adapters.
 
-    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step. decoding:
-    return the requests that decode; else those with a prompt to compute.
+    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step.
+
+    decoding: return the requests that decode; else those with a prompt to compute.
     """
     sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
     turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
@@ -66,7 +67,10 @@ class LateStarts:
         job.starts_late = False
 
     def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
-        """Return which of these waiting requests would not start later. lacking: the tokens that each would compute."""
+        """Return which of these waiting requests would not start later.
+
+        lacking: the tokens that each would compute.
+        """
         ends, now = self._ends(running) if lacking else {}, self._counters.prompt_tokens
         return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
 
@@ -93,6 +97,9 @@ class LateStarts:
 
 
 def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
-    """Return whether a prompt starts later. due: for a request that has no due count yet."""
+    """Return whether a prompt starts later.
+
+    due: for a request that has no due count yet.
+    """
     end = ends.get(job.request.scope.adapters)
     return end is not None and (True, -job.request.priority, job.due or due) >= end

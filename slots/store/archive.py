@@ -46,8 +46,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The origin of a folder's KV.
 
-    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of
-    the settings that change KV, without the machine. is_imported: the KV came from another machine.
+    model, build: their names in words.
+    machine: the digest of the build, the CPU and the devices.
+    shape: the digest of the settings that change KV, without the machine.
+    is_imported: the KV came from another machine.
     """
 
     model: Words
@@ -61,7 +63,11 @@ ORIGINS = msgspec.json.Decoder(Origin)
 
 
 def of_any_machine(model: str, shape: str) -> Provenance:
-    """Return the provenance of KV that another machine computed. model: as in `Provenance`. shape: as in `Origin`."""
+    """Return the provenance of KV that another machine computed.
+
+    model: as in `Provenance`.
+    shape: as in `Origin`.
+    """
     return Provenance(model, hashlib.blake2b(f"imported {shape}".encode(), digest_size=16).hexdigest())
 
 
@@ -87,7 +93,11 @@ HOURS = 86_400.0  # seconds: in effect no limit
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The file of a record. used: the time of its last use, ns. head: None if it cannot be read, for the reason in `why`."""
+    """The file of a record.
+
+    used: the time of its last use, ns.
+    head: None if it cannot be read, for the reason in `why`.
+    """
 
     path: Path
     size: int
@@ -103,7 +113,10 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a folder has of a scope. oldest, newest: the least and the most recent use of its files, ns."""
+    """What a folder has of a scope.
+
+    oldest, newest: the least and the most recent use of its files, ns.
+    """
 
     scope: str
     num_records: int
@@ -123,8 +136,9 @@ class ScopeUse:
 class StoredFolder:
     """The KV of one model and one set of settings.
 
-    model: the model's digest. scopes: ordered by name. unreadable: the use of files without a readable head; None if there
-    are none.
+    model: the model's digest.
+    scopes: ordered by name.
+    unreadable: the use of files without a readable head; None if there are none.
     """
 
     path: Path
@@ -274,7 +288,10 @@ class ArchiveError(Exception):
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The manifest of an archive.
 
-    format: the format of the records. model, settings: their provenance. records: how many there are. bytes: their size.
+    format: the format of the records.
+    model, settings: their provenance.
+    records: how many there are.
+    bytes: their size.
     """
 
     format: int
@@ -372,7 +389,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import. num_new: records that the folder lacked. is_foreign: they are of another build or CPU."""
+    """The result of an import.
+
+    num_new: records that the folder lacked.
+    is_foreign: they are of another build or CPU.
+    """
 
     manifest: Manifest
     folder: Path
@@ -383,8 +404,10 @@ class Imported:
 def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool, progress: Progress) -> Imported:
     """Put the records of an archive into a cache folder, once all of them are checked.
 
-    machine: the digest of this machine, as in `Origin`. takes_foreign: KV of other machines is accepted, too. Raises
-    ArchiveError, CorruptFile, OSError and FolderError.
+    machine: the digest of this machine, as in `Origin`.
+    takes_foreign: KV of other machines is accepted, too.
+
+    Raises ArchiveError, CorruptFile, OSError and FolderError.
     """
     with _own_file(archive) as file:
         members, manifest = _members(file)

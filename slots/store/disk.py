@@ -141,7 +141,8 @@ MOST_INDEX = 1 << 32  # bytes of a file with an index
 class DiskTier:
     """Records in files below `root`, of at most `max_bytes` in all. Raises FolderError if the folder cannot be used.
 
-    made_by: the provenance of the KV. without: names of scopes that are not written.
+    made_by: the provenance of the KV.
+    without: names of scopes that are not written.
     """
 
     name: str = Source.DISK

@@ -81,9 +81,9 @@ class Speed:
 class PricedIndex:
     """A tier's index and the cache as one `PrefixIndex`, to order the documents of one prompt.
 
-    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first. read_share:
-    returns the time to read a run, as a share of the time to compute it. A `PricedIndex` is valid as long as neither index
-    changes.
+    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first.
+    read_share: returns the time to read a run, as a share of the time to compute it. A `PricedIndex` is valid as long as
+        neither index changes.
     """
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
@@ -130,10 +130,13 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 class Fetches:
     """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
 
-    It belongs to the engine's thread, which touches no file. lower: the lower tiers; the first one that has more of a prompt
-    than host memory is read. read: lets a thread call a function. hand_over: lets the engine's thread call a function.
+    It belongs to the engine's thread, which touches no file.
+
+    lower: the lower tiers; the first one that has more of a prompt than host memory is read.
+    read: lets a thread call a function.
+    hand_over: lets the engine's thread call a function.
     accepts: returns whether a record has this model's layout; the threads that read call it. Fetched records that are not in
-    use yet take at most half of host memory's budget, unless all are for one request.
+        use yet take at most half of host memory's budget, unless all are for one request.
     """
 
     def __init__(

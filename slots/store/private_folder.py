@@ -26,8 +26,8 @@ class FolderError(Exception):
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: the environment variable that may name the folder; a relative path in it is ignored. usual: the default, below
-    the home.
+    variable: the environment variable that may name the folder; a relative path in it is ignored.
+    usual: the default, below the home.
     """
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else home_folder() / usual
@@ -120,7 +120,8 @@ def places(folder: Path) -> Iterator[Path]:
 def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
     """Open a new file that replaces `path` at the end, whole or not at all. Raises OSError.
 
-    syncs: replace it only once the new file is on the disk. used: the time of the new file, ns.
+    syncs: replace it only once the new file is on the disk.
+    used: the time of the new file, ns.
     """
     aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a random name: two servers may write the same file
     try:

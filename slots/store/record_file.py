@@ -48,8 +48,8 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may k
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of the model's files. settings: the digest of everything else that changes KV: settings, build
-    and CPU.
+    """model: the digest of the model's files.
+    settings: the digest of everything else that changes KV: settings, build and CPU.
 
     Each has 32 hexadecimal digits.
     """
@@ -82,8 +82,11 @@ class ForeignFile(CorruptFile):
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The head of a file.
 
-    tokens: the number of tokens. size: the bytes of KV and state. path: the digest of the tokens. data: the digest of the KV
-    and the state. state: how many of the last bytes are a recurrent state.
+    tokens: the number of tokens.
+    size: the bytes of KV and state.
+    path: the digest of the tokens.
+    data: the digest of the KV and the state.
+    state: how many of the last bytes are a recurrent state.
     """
 
     model: HexDigest

@@ -64,7 +64,8 @@ class Only(MutableMapping[K, "IndexNode"]):
 class IndexNode(Run["IndexNode"]):
     """A run that records have. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
-    covers: the `records`, in a compact form. begins: the `documents_here`, as one flat tuple.
+    covers: the `records`, in a compact form.
+    begins: the `documents_here`, as one flat tuple.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
@@ -112,8 +113,11 @@ class IndexRoot(IndexNode):
 class RecordEntry:
     """A record of the run from position `start` to the end of `node`.
 
-    size: its bytes. used: the time of its last use, ns. has_state: it has a recurrent state. frequency, token_cost: as in
-    `Node`; their product is the worth. priority: the worth, plus the clock at the last use.
+    size: its bytes.
+    used: the time of its last use, ns.
+    has_state: it has a recurrent state.
+    frequency, token_cost: as in `Node`; their product is the worth.
+    priority: the worth, plus the clock at the last use.
     """
 
     key: str
@@ -168,7 +172,8 @@ class Stretch(NamedTuple):
 class StoredEntry(Struct, frozen=True, array_like=True):
     """An entry of a stored index.
 
-    parent: the key of the entry whose path precedes the run of this one; empty: none. tokens: the run's tokens, int32.
+    parent: the key of the entry whose path precedes the run of this one; empty: none.
+    tokens: the run's tokens, int32.
     documents: (key, first position) of the documents that end with the run.
     """
 

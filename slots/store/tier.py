@@ -25,7 +25,9 @@ class LowerTier(Protocol):
 
     Several threads call it: the engine's thread puts records, others read or drop them.
 
-    `put` must not block: it runs between two steps of the engine. index: of all records, by key (`file_name`).
+    `put` must not block: it runs between two steps of the engine.
+
+    index: of all records, by key (`file_name`).
     """
 
     @property
@@ -83,7 +85,9 @@ class LowerTier(Protocol):
 
 
 class WriteBehind:
-    """Passes each new copy of KV to lower tiers once, in the engine's thread. lower: the tiers that get copies.
+    """Passes each new copy of KV to lower tiers once, in the engine's thread.
+
+    lower: the tiers that get copies.
 
     Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks this object what
     the lower tiers have: see `Below`.
