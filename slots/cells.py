@@ -30,8 +30,8 @@ class Cells:
 
     index: the tree that prompts are matched against.
     running: the scheduler's list of running requests.
-    idle_cells: most cells of idle KV while requests run, if host memory takes the rest: every step attends over the whole
-        pool.
+    idle_cells: most cells of idle KV while requests run, if host memory takes the rest. Every step attends over the whole
+        pool, so idle cells cost time.
     swap: moves KV to host memory for the time of a step.
     """
 
@@ -81,7 +81,7 @@ class Cells:
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
-        """Return whether enough cells are free for the tokens of a prompt without KV."""
+        """Return whether enough cells are free for those tokens of a prompt that have no KV."""
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:

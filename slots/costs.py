@@ -22,12 +22,12 @@ class Costs:
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
     background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
-    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. As many last
-        tokens of a prompt are always computed.
+    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. The last
+        `recompute_last` tokens of a prompt are always computed.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
-    restore_share: time to restore KV from host memory, as a share of computing it.
+    restore_share: time to restore KV from host memory, as a share of the time to compute it.
     apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
-    swap_from_tokens: a step of more tokens, if it sees none of the cells in use, is faster once all of them are swapped out.
+    swap_from_tokens: a step of more tokens than this that sees none of the cells in use is faster if they are swapped out.
     cells_per_run: the fixed time to move a run, as the number of cells that could be moved in that time.
     scattered_tokens: the time to save one more stretch of cells, as the tokens computed in that time; 0: it takes no time.
     spill_ns: time to move an idle cell to host memory, and back when it is used again.
@@ -75,14 +75,14 @@ class Costs:
     def background_tokens(self, profile: Profile, cached: int) -> int:
         """Return how many prompt tokens a background step computes after `cached` ones, if nothing else runs.
 
-        A limit of time never makes them fewer than `recompute_last`: fewer tokens would be rounded otherwise than the same
-        tokens in a client's request.
+        A time limit never lowers the number below `recompute_last`, because a smaller batch rounds differently from the
+        batch of a client's request.
         """
         if not self.background_ns:
             return self.background_step
         if profile.is_learnt:
             return max(profile.tokens_within(self.background_ns / 1e9, cached), self.recompute_last)
-        each = max(self.token_ns, self.row_ns) or math.inf  # a device that was not timed learns from prompts of clients
+        each = max(self.token_ns, self.row_ns) or math.inf  # an untimed device learns from the prompts of clients
         return max(int((self.background_ns - self.pass_ns) / each), self.recompute_last)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
@@ -105,7 +105,7 @@ class Costs:
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
     def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
-        """Return whether idle KV should be offloaded for a request of so many prompt tokens and decode steps."""
+        """Return whether idle KV should be offloaded for a request with this many prompt tokens and decode steps."""
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 
 
@@ -113,10 +113,10 @@ UNMEASURED = Costs()
 """Costs with every rule off, for a tree whose plans no device computes."""
 
 
-# ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------
+# ---- The time to compute prompt tokens on this machine, learnt from its steps. ------------------------------------------
 
-MEMORY = 0.98  # weight of all earlier steps beside a new one
-OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused
+MEMORY = 0.98  # weight of all earlier steps relative to a new one
+OUTLIER = 4  # a step counts as at most this many times its expected time: the machine may have been paused
 
 
 class Profile:
@@ -164,7 +164,7 @@ class Profile:
     def cost(self, cached: int, new: int) -> float:
         """Return the time of each of `new` tokens after `cached` ones, divided by the mean time of all tokens so far.
 
-        The division makes costs comparable that are from before the first step, or from a time when the machine was slower.
+        The division makes costs comparable over time: before and after the first step, and while the machine is slower.
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
         return self.seconds(cached, new) / new / mean
@@ -202,8 +202,9 @@ class PrefillBudget:
     """Limits the prompt tokens of a step while other requests decode.
 
     size: most prompt tokens.
-    max_stall: most seconds that the prompt tokens may take. The smaller limit holds, but a step may always compute one
-        chunk, since part of a chunk takes about as long.
+    max_stall: most seconds that the prompt tokens may take.
+
+    The smaller limit holds, but a step may always compute one chunk, since part of a chunk takes about as long.
 
     The time of a token grows with the cells in use of all requests, because attention passes over all of them.
     """
@@ -211,7 +212,7 @@ class PrefillBudget:
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
         self.size, self.max_stall, self.costs = size, max_stall, costs
         self._profile = profile
-        self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
+        self._by_cells = Profile(costs.chunk)  # with the number of cells in use as the depth
         self._slowdown = 1.0  # time of the last step over what was expected
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
@@ -219,8 +220,9 @@ class PrefillBudget:
 
         Plans with drafts or without a whole chunk are ignored.
 
-        cells: cells in use on the device, without the plan's new tokens. If a step took longer than expected, because the
-            machine has other work, the next steps become smaller at once.
+        If a step took longer than expected, because the machine has other work, the next steps become smaller at once.
+
+        cells: cells in use on the device, without the plan's new tokens.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -235,15 +237,15 @@ class PrefillBudget:
 
         most: the tokens that the step has room for.
 
-        cells: returns how many cells are in use while a step computes a given number of tokens. A large step may have fewer
-            of them, because it swaps out the cells of other requests.
+        cells: returns how many cells are in use while a step computes a given number of tokens. Fewer may be in use in a
+            large step, because such a step swaps out the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
             return most
         within = self._within(cells(most))
         if (in_use := cells(within)) > cells(most):
-            within = self._within(in_use)  # too few for a swap
+            within = self._within(in_use)  # a step this small does not swap
         return min(most, max(self.costs.chunk, within))
 
     def _within(self, cells: int) -> int:

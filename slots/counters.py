@@ -24,7 +24,7 @@ def total(help: str, name: str = "") -> int:
 class Counters:
     """The scheduler's totals.
 
-    tree: has the profile of token times.
+    tree: its profile has the times of tokens.
 
     cached_tokens: reused prompt tokens, by origin (`Source`).
     """

@@ -65,8 +65,8 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
 
     nodes: the runs of the path, last one first.
     continues: the request continues an earlier one, so runs that were used before are not counted again. Otherwise the many
-        turns of one conversation would make its history worth more than the histories of others.
-    counts_as_use: a client asked for the request.
+        turns of one conversation would make its history worth more than other histories.
+    counts_as_use: whether a client sent the request.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -91,7 +91,7 @@ class Candidates:
     def __init__(self, order: Callable[[Node], tuple[float, int]], may_evict: Callable[[Node], bool]) -> None:
         self._order, self._may_evict = order, may_evict
         self._heap: list[tuple[tuple[float, int], int, Node]] = []
-        self._count = itertools.count()  # of equals, the one that was offered first
+        self._count = itertools.count()  # of runs with equal keys, the first one offered wins
         self._limit = 64
 
     def clear(self) -> None:

@@ -1,6 +1,4 @@
-"""Records that are fetched for one request: those that it waits for, and those that it takes over once it has computed
-the tokens before them.
-"""
+"""Records that are fetched for one request: it waits for some, and takes others over when its prefill reaches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting requests, grouped by the prefix and documents that they share; and the one among them that reuses the most KV.
+"""Waiting requests, grouped by the prefix and documents that they share; and which of them reuses the most KV.
 
 Waiting requests are in a radix tree of their fixed tokens, which precede the documents. Documents may come in any order, so
 the node at the end of the fixed tokens lists the documents. Once a request is admitted, other requests that share its path
@@ -84,9 +84,8 @@ class Entry:
 class Sharers:
     """Waiting requests with the same fixed tokens, the oldest first.
 
-    entries: all of them.
-
-    by_document: those with a document.
+    entries: all these requests.
+    by_document: by document, the requests that have it.
     """
 
     entries: dict[Entry, None] = field(default_factory=dict[Entry, None])
@@ -96,7 +95,7 @@ class Sharers:
 class Groups:
     """The waiting requests that have not run yet.
 
-    window: how many may overtake one, and how many may follow a leader.
+    window: how many requests may overtake a waiting one, and how many may follow a leader.
     """
 
     def __init__(self, tree: PromptTree, window: int) -> None:
@@ -147,7 +146,7 @@ class Groups:
         assert set(self._sharers) <= set(paths) and all(run.children or run in self._sharers for run in paths)
 
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
-        """Return the request to admit: of those that may start and have the priority of `first`, the one of the most weight.
+        """Return the request to admit: the one with the most weight that may start and has the priority of `first`.
 
         first: the first request in the queue. It is returned if no other request has more weight.
         """
@@ -201,18 +200,18 @@ class Groups:
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most weight that may start; `oldest`, if none has more."""
+        """Return the request with the most weight that may start; `oldest` if no other has more."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
-                return best  # no KV that a running request computes is evicted
+                return best  # KV that a running request computes is not evicted
             if (cached := self._num_cached(best.job)) == best.expected:
                 return best
             best.expect(cached)
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most expected weight.
+        """Return the request with the most expected weight.
 
         Once `oldest` must not be overtaken, only a follower may come first.
         """
@@ -240,7 +239,7 @@ class Groups:
         return most
 
     def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
-        """Yield the entries that share documents or fixed tokens with a request, and how many tokens."""
+        """Yield the entries that share documents or fixed tokens with a request, each with the number of shared tokens."""
         start = len(admitted.job.request.prompt.prefix)
         ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
         if ends and (same := self._sharers.get(admitted.place)) is not None:
@@ -256,7 +255,7 @@ class Groups:
             below = node
 
     def _prune(self, node: Node) -> None:
-        """Remove the end of a path at which and after which no request waits any more."""
+        """Remove nodes from the end of a path upward, as long as no request waits at or below them."""
         while not node.children and node not in self._sharers:
             if isinstance(node, Root):
                 del self.paths.roots[node.scope]

@@ -103,13 +103,13 @@ Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """A run of one request's tokens to compute.
+    """Consecutive tokens of one request to compute.
 
     tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`.
     logits: whether a token is sampled after the last one.
-    drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token and after each
-        of them, as long as its choices equal the draft.
-    scored (int32): prompt tokens, each after one of the span's first tokens, whose logprobs the request asks for.
+    drafted: how many of the last tokens are a draft. The runner samples before the first drafted token and after each of
+        them, as long as its choices equal the draft.
+    scored (int32): the prompt tokens whose logprobs the request wants; each follows one of the span's first tokens.
     """
 
     request: int

@@ -64,7 +64,7 @@ class Queue:
     def add(self, job: Job) -> None:
         """Append a new request."""
         if all(job.request.priority > other.request.priority for other in self._waiting):
-            self._is_blocked = False  # the new request is the next one, and was not tried yet
+            self._is_blocked = False  # the new request comes next and has not been tried
         self._waiting.append(job)
         self.groups.add(job)
 
@@ -111,10 +111,11 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Note that the device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first in the queue, those without and those with generated tokens.
+        again: requests without generated tokens to put first in the queue.
+        paused: requests with generated tokens to put before those.
 
-        Returns the waiting requests that cannot go on after their tokens, because their layout is no longer valid; they are
-        removed from the queue.
+        Return the waiting requests with generated tokens that cannot continue, because their layout is no longer valid. They
+        are removed from the queue.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
@@ -142,7 +143,7 @@ class Queue:
         return rejected
 
     def _first(self) -> Job | None:
-        """Return the first request of the highest priority that may start; if one has to run alone, that one."""
+        """Return the first request of the highest priority that may start, or instead the one that has to run alone."""
         first: Job | None = None
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
@@ -150,7 +151,7 @@ class Queue:
         return None if first is None else self.suspect or first
 
     def _choose(self, first: Job) -> Job:
-        """Return the request with the best response ratio, its prompt laid out. Of equals the first.
+        """Return the request with the best response ratio, its prompt laid out. Of equal requests, the first is returned.
 
         Only a higher priority overtakes a request that has been paused, that has read a document for its prompt, or that was
         overtaken `window` times. Raises Rejected for a request whose prompt fails.

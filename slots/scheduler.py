@@ -3,8 +3,8 @@
 A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: each step computes some of a request's
 known tokens without KV (as in vLLM), and the counts of known and computed tokens give the request's phase. If cells run out,
 a leaf is evicted. If there is none, the youngest request of the lowest priority is preempted, and resumes later from the KV
-that the tree still has. No request starves beside others of its priority: no later prompt passes a prompt that is due, and
-the oldest request is preempted last.
+that the tree still has. No request starves because of other requests of its priority: no later prompt passes a prompt that
+is due, and the oldest request is preempted last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .turns import LateStarts, in_turn
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
-BACKGROUND_CHUNKS = 2  # of a step that a client shares: with three, the gaps of its stream grow by a sixth
+BACKGROUND_CHUNKS = 2  # of a step with a client's request; three would lengthen the gaps of its stream by a sixth
 
 
 class StepBuilder:
@@ -46,7 +46,7 @@ class StepBuilder:
     is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
         prompts, if any wait.
     most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
-    has_client: a client's request runs, in this step or in turn with it.
+    has_client: whether a client's request runs, in this step or in its own turn.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class StepBuilder:
         self._most_scored, self._has_client = most_scored, has_client
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
-        self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
-        self.staged: list[Job] = []  # those that have ended a stage, and not their prompt
+        self.checked: list[tuple[Job, Span]] = []  # computed spans with drafts
+        self.staged: list[Job] = []  # requests that have finished a stage, but not their prompt
         self.num_tokens = 0
         self.is_decode_turn = False
         self._num_cells = 0  # cells of the spans, and of one token after each prompt
-        self._leaders: list[Job] = []  # requests that this step prefills, or would with more tokens or cells
+        self._leaders: list[Job] = []  # requests that this step prefills, or would prefill with more tokens or cells
 
     @property
     def adapters(self) -> str:
@@ -92,7 +92,7 @@ class StepBuilder:
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
-                return  # no prompt that a client waits for takes longer for a background prompt
+                return  # a background prompt must not delay a client's prompt
             self._catch_up(job)
             if self._follows_a_leader(job):
                 job.enter(Phase.FOLLOWING)
@@ -136,7 +136,8 @@ class StepBuilder:
         return progress
 
     def _catch_up(self, job: Job) -> None:
-        """Let a request take over what others have computed since its last span, and what was fetched for it."""
+        """Let a request take over KV that other requests have computed since its last span, and KV that was fetched for
+        it."""
         before, strategy, fetcher = job.computed, job.strategy, self._fetcher
         strategy.catch_up(job, self._num_cells)
         if job.computed > before:
@@ -161,10 +162,10 @@ class StepBuilder:
         return max(size, 0)
 
     def _background_size(self, cached: int) -> int:
-        """Return the most tokens of a background request: more where they are done before a new request waits long.
+        """Return the most tokens that a background request may compute in this step.
 
-        Beside requests of clients, all background requests have BACKGROUND_CHUNKS together: they are part of every wait for
-        a token.
+        While clients' requests run, all background requests share BACKGROUND_CHUNKS chunks, because they lengthen every wait
+        for a token.
         """
         costs = self._tree.costs
         if self._has_client:
@@ -189,16 +190,16 @@ class StepBuilder:
 
 logger = logging.getLogger("slotcache.scheduler")
 MOST_LATE = 4  # waiting prompts that are laid out in one step although they start later
-TRIES = 3  # failed steps after which a request counts as the cause: the first beside others, the rest alone
+TRIES = 3  # failed steps after which a request counts as the cause; it runs alone in all but the first
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of requests after a failed step: of those that ran, and of waiting ones with generated tokens.
+    """What becomes of the running requests after a failed step, and of the waiting requests with generated tokens.
 
     failed: requests that cannot go on.
     again: requests without a generated token, which run again from their start.
-    paused: requests that go on after their generated tokens; these are computed again as a prompt is.
+    paused: requests that go on after their generated tokens, whose KV is computed again like a prompt's.
     """
 
     failed: list[Job]
@@ -284,7 +285,7 @@ class Scheduler:
         return job
 
     def finish(self, job: Job) -> None:
-        """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
+        """End a waiting or running request. Its KV stays in the tree, unless the request is not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._release(job) if has_run else self.waiting.discard(job)
@@ -300,7 +301,7 @@ class Scheduler:
     def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
         """Return which of these waiting requests would start now.
 
-        lacking: the tokens that each would have to compute.
+        lacking: the tokens that each request would have to compute.
         """
         may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
         return self._late.startable(may_take, self.running)
@@ -418,7 +419,7 @@ class Scheduler:
         return StepBuilder(*parts, most_scored=self._most_scored, has_client=has_client)
 
     def _next_step(self) -> StepBuilder:
-        """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
+        """Return a step: decode, then prefill with the remaining tokens. If both together cost more, they take turns.
 
         Requests with the same set of adapters share a step; the sets take turns.
         """
@@ -454,8 +455,8 @@ class Scheduler:
     def _admit(self) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit; return them.
 
-        A request that may make steps fail runs alone, so that no other request fails with it. The others pause until its
-        first token, and idle KV is copied first.
+        A request that may make steps fail runs alone, so that no other request fails with it. Before it starts, the running
+        requests are paused, and idle KV is copied to host memory.
         """
         started: list[Job] = []
         if any(job.is_suspect for job in self.running):
@@ -469,7 +470,7 @@ class Scheduler:
         num_late = 0
         while num_late < MOST_LATE and self._has_slot() and (job := self.waiting.next()):
             if self.fetcher.has_to_wait(job):
-                continue  # the queue passes it over until the fetch ends
+                continue  # the queue skips the request until the fetch ends
             if self._late.add(job, self.running):
                 num_late += 1
                 continue
@@ -520,12 +521,12 @@ class Scheduler:
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
         """Return how a request reuses KV.
 
-        whole: its prompt.
+        whole: the layout of its whole prompt.
         """
         return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: give it the KV that its prompt finds, and a slot."""
+        """Run a request that has left the queue: give it the cached KV of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
         self.fetcher.begins(job)
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
@@ -539,14 +540,15 @@ class Scheduler:
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
 
-        It stays there until a running request ends: admitted earlier, it would fit exactly, and be preempted again.
+        It stays there until a running request ends. If it were admitted earlier, it would fit exactly and be preempted
+        again.
         """
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 
     def _pause(self, victim: Job, *, blocks: bool) -> None:
         """Put a running request first in the queue.
 
-        blocks: as in `Queue.resume`, while others run.
+        blocks: as in `Queue.resume`, as long as other requests run.
         """
         self._release(victim)
         forget_uncached(self.tree, victim, self.running)
@@ -556,7 +558,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _release(self, job: Job) -> None:
-        """Take a request off its slot; its KV stays in the tree, idle."""
+        """Take a request off its slot. Its KV stays in the tree as idle KV."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)

@@ -38,7 +38,7 @@ class Proposer(Protocol):
         ...
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Prepare, for a moment, the drafts of idle slots' next turns. Return False if nothing is left to do.
+        """Spend a moment on drafts for the next turns of idle slots. Return False if nothing is left to do.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -68,8 +68,7 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers for requests. The KV goes to host memory, or waits elsewhere until a prefill reaches
-    it.
+    """Fetches KV from lower tiers for requests. The KV goes to host memory, or waits outside it until a prefill reaches it.
     """
 
     def has_to_wait(self, job: Job) -> bool:
@@ -84,15 +83,15 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """Note that a request leaves the queue: it waits for nothing any more."""
+        """Note that a request leaves the queue, so that it no longer waits for a fetch."""
         ...
 
     def ends(self, job: Job) -> None:
-        """Forget what is kept for a request that has ended."""
+        """Forget the fetched records of a request that has ended."""
         ...
 
     def next_pause(self, job: Job) -> int:
-        """Return the position where a running request pauses to take over fetched KV; 0: none waits for it."""
+        """Return the position where a running request pauses to take over fetched KV; 0: no fetched KV waits."""
         ...
 
     def take_over(self, job: Job) -> bool:

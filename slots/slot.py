@@ -25,12 +25,13 @@ SIMILARITY = 0.1
 class Slot:
     """The place of one running request.
 
-    last: the id of the last client's request here; -1 before the first.
+    last: the id of the last client request in the slot; -1 before the first.
     scope, history (int32): the scope and the tokens of that request; empty if its KV was not kept.
     num_prompt: how many tokens of the history are its prompt.
     prefix_cache_tokens, prefix_cache_ratio: how many of its prompt tokens were not computed, and their share of the prompt.
-    ahead (int32): the tokens of the next turn that have been prefilled since. Other background requests, and stages that
-        read a document, change none of these fields.
+    ahead (int32): the tokens of the next turn that have been prefilled since.
+
+    Other background requests, and stages that read a document, change none of these fields.
     """
 
     id: int
@@ -121,7 +122,7 @@ class Slots:
         slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
-        """Return the slot of the request whose next turn this one prefills, if the slot still remembers that request.
+        """Return the slot of the request whose next turn `job` prefills, if the slot still remembers that request.
 
         After a pause the request may have gone on in another slot; the most recently used one is returned.
         """
@@ -134,8 +135,9 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 
     A slot whose whole last prompt is continued comes first, even if its answer differs: in the next turn the answer may lack
     its reasoning, or have other tokens for the same text. Otherwise the common prefix must be at least `similarity` of the
-    prompt (0: no slot qualifies). After the opening that new chats share, it must also have at least half of the rest of the
-    slot's prompt. Without this rule, two chats with only a system text in common would take each other's slot in turn.
+    prompt (0: no slot qualifies). After the opening that new chats share, the common prefix must also have at least half of
+    the rest of the slot's prompt. Without this rule, two chats with only a system text in common would keep taking each
+    other's slot.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -161,7 +163,7 @@ class Histories:
         self._device, self._index, self._carry_out = device, index, carry_out
 
     def save(self, slot: Slot) -> list[Record]:
-        """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
+        """Return the records of a slot's history as far as it has KV. Each record begins where the previous one ends.
 
         Runs without a copy get one outside the host tier, because making room in the tier could evict the runs before them.
         Without a host tier nothing can be copied, and the list is empty.
@@ -186,7 +188,7 @@ class Histories:
         return length
 
     def erase(self, slot: Slot) -> int:
-        """Forget the KV of a slot's history and of its prefilled next turn, except what others need.
+        """Forget the KV of a slot's history and of its prefilled next turn, except runs that other prompts need.
 
         Return the number of tokens.
         """

@@ -20,7 +20,7 @@ from .host import HostMemory, PromptTree
 from .radix import Match, Node, descendants, path, upward
 from .scope import Scope
 
-DEARER = 1.25  # times its last price at which a state is priced anew: the profile alone moves prices by less
+DEARER = 1.25  # a state is priced again at this many times its last price: the profile alone moves prices by less
 PASSED = 1 / 8  # share of its worth that the state of an earlier turn keeps: only a change of the history uses it
 
 
@@ -106,9 +106,9 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
-        """Forget a state, unless it saves more by now than at its last pricing: then it stays, with a new price.
+        """Forget a state, unless it saves more time now than when it was last priced. Then it stays, with a new price.
 
-        A state saves more once the state before it was forgotten.
+        A state saves more once the state before it is forgotten.
         """
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
@@ -145,5 +145,5 @@ class StateTree(PromptTree):
         node.host_priority = np.inf
         if self.host.make_room(node):
             self.price(node)
-        else:  # no room: a copy that was cut in two is freed with its last part only
+        else:  # no room: a copy that two runs share is freed only with the second of them
             self.host.count_lost(node, self.forget(node))

@@ -15,7 +15,8 @@ from .reuse import Source
 
 
 class PlainKV:
-    """Claims a prompt's KV in the tree, restores copies from host memory, and shares what others compute in the meantime.
+    """Claims a prompt's KV in the tree, restores copies from host memory, and shares KV that other requests compute
+    meanwhile.
 
     Other strategies override some of its methods.
     """

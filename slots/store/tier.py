@@ -1,4 +1,4 @@
-"""A tier below host memory: its protocol, and what is written to it.
+"""The protocol of tiers below host memory, and the writes to them.
 
     device        cells of the pool      PrefixTree and its device
      |   ^        Save and Restore, operations of a step
@@ -23,11 +23,11 @@ from .record_index import RecordIndex
 class LowerTier(Protocol):
     """A tier that may outlive the server.
 
-    Several threads call it: the engine's thread puts records, others read or drop them.
+    Several threads call it: the engine's thread puts records, other threads read or drop them.
 
     `put` must not block: it runs between two steps of the engine.
 
-    index: of all records, by key (`file_name`).
+    index: all records, by key (`file_name`).
     """
 
     @property
@@ -65,7 +65,7 @@ class LowerTier(Protocol):
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of a scope's name, with all adapters. Returns once they are gone."""
+        """Forget the records of all scopes with this scope's name, whatever their adapters. Return once they are gone."""
         ...
 
     def wait(self) -> None:
@@ -73,7 +73,7 @@ class LowerTier(Protocol):
         ...
 
     def __contains__(self, key: str, /) -> bool:
-        """Return whether a record is there, or is about to be, and no drop of its scope is under way.
+        """Return whether a record is stored or about to be, and no drop of its scope is under way.
 
         Fast, for the engine's thread.
         """
