@@ -33,7 +33,7 @@ class PastedFormat:
     after: the text after the last document; empty: the list ends with a closing.
     separator: the usual text between two documents.
     has: a pattern that each document must contain.
-    is_fence: a closing has to be a whole line.
+    is_fence: whether a closing has to be a whole line.
     least: the fewest documents of a list.
     """
 
@@ -147,7 +147,7 @@ class PastedList:
     """A list of documents at [start, stop) of a text, in the program's order, without duplicates.
 
     number_of: the number that the program gave to each document, by the id that replaces it; empty: there are no numbers.
-    is_named: each document's text shows its id.
+    is_named: whether each document's text shows its id.
     """
 
     format: str
@@ -160,7 +160,7 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list that looks from `start` on like one of a format, but stays as it is.
+    """A list at `start` that looks like a list of a known format, but stays as it is.
 
     why: the reason.
     """
@@ -240,7 +240,7 @@ class _Unfit(Exception):
 
 
 def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]:
-    """Yield the lists of a format in a text, and those that fit it only in part."""
+    """Yield the lists of a format in a text, and the lists that fit the format only in part."""
     num_tried = end = 0
     for before in format.before.finditer(text) if format.mark in text else ():
         start = before.end()
@@ -260,7 +260,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]
 
 
 def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
-    """Return documents that have closings, the white space after each, and the end of the last. Raises _Unfit."""
+    """Return documents that have closings, the white space after each one, and the end of the last one. Raises _Unfit."""
     stop = _stop(format, text, start)
     blocks: list[_Block] = []
     spaces: list[str] = []
@@ -315,7 +315,7 @@ def _list(
 ) -> PastedList:
     """Check blocks and return them as a list.
 
-    spaces: the white space after each.
+    spaces: the white space after each block.
 
     Raises _Unfit.
     """
@@ -360,11 +360,11 @@ FIRST = re.compile(r"(?:\A|\n\n|:\n)(?=\[[01]\] \S)")
 ENTRY = re.compile(r"\[(?P<number>\d{1,3})\] (?=\S)")
 CITED = re.compile(r"\[(\d{1,3})\]")
 AFTER_LIST = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
-"""What may follow the last entry: before other text it could go on."""
+"""The text that may follow the last entry. Before any other text, the entry might go on."""
 
 
 def _numbered(text: str) -> Iterator[PastedList | Untouched]:
-    """Yield the lists of numbered entries in a text, and those whose end is not known."""
+    """Yield the lists of numbered entries in a text, and the lists whose end is unclear."""
     end = 0
     for num_tried, before in enumerate(FIRST.finditer(text) if "[1] " in text else ()):
         start = before.end()

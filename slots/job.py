@@ -279,8 +279,7 @@ class Job:
 
     @property
     def turn(self) -> Turn:
-        """The place of the prompt among the prompts that run together: the prompt with the smallest place is computed
-        first."""
+        """The place of the prompt among the prompts that run together: the smallest place is computed first."""
         return not self.answering, -self.request.priority, self.due
 
     @property

@@ -331,8 +331,7 @@ class RadixTree(Generic[N]):
         return child
 
     def _split(self, lower: N, at: int) -> N:
-        """Cut a run in two and return the upper part. The lower part stays the same object, since other objects refer to
-        it."""
+        """Cut a run in two and return the upper part. The lower part stays the same object, since references to it exist."""
         parent = lower.parent
         assert parent is not None
         upper = self._run(lower.tokens[:at], lower.start, parent)

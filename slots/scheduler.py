@@ -136,8 +136,7 @@ class StepBuilder:
         return progress
 
     def _catch_up(self, job: Job) -> None:
-        """Let a request take over KV that other requests have computed since its last span, and KV that was fetched for
-        it."""
+        """Let a request take over KV that has been computed by other requests, or fetched, since its last span."""
         before, strategy, fetcher = job.computed, job.strategy, self._fetcher
         strategy.catch_up(job, self._num_cells)
         if job.computed > before:

@@ -75,7 +75,8 @@ MOST_TRIES = 10  # to lock a file that others remove; some file systems give a f
 def lock(file: Path) -> int:
     """Lock a file, which is made if it is missing, until its descriptor is closed or this process ends.
 
-    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also where there are no such locks.
+    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also if the platform has no such
+    locks.
     """
     for _ in range(MOST_TRIES):
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
