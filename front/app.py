@@ -153,7 +153,7 @@ class Ask:
     session: the value of the affinity header; empty if the header is missing.
     plan: the order of the documents; None for a chat without documents.
     model: the model's name in the request, as JSON.
-    hides_usage: the front removes the chunk with the usage, since the client did not ask for it.
+    hides_usage: whether the front removes the chunk with the usage, since the client did not ask for it.
     """
 
     session: str = ""
@@ -174,7 +174,7 @@ class ChatProxy(Proxy):
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         prefill = state.prefills.begin()
-        if ask.plan is None:  # its prefill counts: it is computed beside prompts that are judged by their wait
+        if ask.plan is None:  # its prefill counts, since it delays prompts that are judged by their wait
             try:
                 sent.reservation = reservation
                 await self.relay(sent, Relay(state, send, scope["path"], FirstChunk(prefill)))
@@ -254,7 +254,7 @@ class WarmUpProxy(ChatProxy):
             return
         reservation.reserve(COPIES * len(sent.body))
         name, parts, body, session, plan, model = await state.threads.run(len(sent.body), self._open, sent.body)
-        # Prompts that wait come first: the engine has no time for others. A warm-up that hangs delays those of its model.
+        # Waiting prompts come first: a warm-up would delay them. A warm-up that hangs delays only warm-ups of its model.
         starts = bool(parts) and state.prefills.has_time_for(model) and state.warm_ups.has_room(len(body))
         if starts:
             headers = self._headers(sent.headers, session)
@@ -269,7 +269,7 @@ class WarmUpProxy(ChatProxy):
         """Return a turn's name, the parts to compute, the request for them, the affinity header's value, the plan of earlier
         turns, if these have documents, and the model's name. Raises RequestError.
 
-        The parts are those before the turn's documents; none if the upstream should have them.
+        The parts precede the turn's documents; there are none if the upstream should have them.
         """
         state, whole, body = self._state, body, opening(body)  # first: it checks how much there is to decode
         decoded = decode(whole)
@@ -283,7 +283,7 @@ class WarmUpProxy(ChatProxy):
         if chat.turns:
             check(chat)
             plan = state.orders.plan(chat)
-            session = session or plan.first.key[:16]  # the chat will have the same
+            session = session or plan.first.key[:16]  # the chat will have the same session
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
         model = bytes(chat.fields.get("model", b"null"))
         return name, [] if state.orders.has(parts) else parts, body, session, plan, model

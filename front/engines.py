@@ -27,7 +27,7 @@ MOST_TOKENS = 1 << 31  # of a figure: no prompt has more, and integers of JSON m
 FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
 
 TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')
-"""Finds a token in a chunk of an answer. A chunk with the role alone may come before the first one."""
+"""Finds a token in a chunk of an answer. A chunk with the role alone may come before the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EngineFeedback:
         return cls(_first(_number(usage, "prompt_tokens"), prompt), cached, _ids(_part(answer, "slotcache")))
 
     def __or__(self, later: EngineFeedback) -> EngineFeedback:
-        """Return the newest of each figure."""
+        """Return the newest value of each figure."""
         return EngineFeedback(
             _first(later.prompt_tokens, self.prompt_tokens),
             _first(later.cached_tokens, self.cached_tokens),
@@ -85,8 +85,7 @@ class FirstChunk:
 class Listener(FirstChunk):
     """Also reads how many tokens the answer reports.
 
-    hides_usage: the chunk with the usage is removed, since the client did not ask for it.
-
+    hides_usage: whether the chunk with the usage is removed, since the client did not ask for it.
     feedback: None if nothing could be read.
     """
 
@@ -147,9 +146,8 @@ def _first(*numbers: int | None) -> int | None:
 class EngineApi:
     """The API of an engine.
 
-    knows_documents: the engine orders documents itself, and gets requests unchanged.
-    reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
-
+    knows_documents: whether the engine orders documents itself, and gets requests unchanged.
+    reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
         engine has no such route.
     """
@@ -171,14 +169,14 @@ ENGINES = {
         EngineApi("openai"),
     )
 }
-ASK_AGAIN = 30.0  # seconds after an answer that there are no models
-NO_ROUTE = (404, 405, 501)  # statuses of routes that an engine does not have, whoever asks
+ASK_AGAIN = 30.0  # seconds until the next question, if the upstream has no list of models
+NO_ROUTE = (404, 405, 501)  # statuses of routes that an engine does not have for any client
 OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": "slotcache"}
-"""The `owned_by` of an engine's models."""
+"""The engine, by the `owned_by` of its models."""
 
 
 class Finder:
-    """Finds out which engine the upstream is, once.
+    """Finds out once which engine the upstream is.
 
     dialect: the engine's name, or `auto` to ask the upstream.
     """
@@ -200,7 +198,7 @@ class Finder:
         except RequestError:
             return ENGINES["openai"]  # for now: the answer to the request itself will say what is wrong
         if answer.status not in (200, *NO_ROUTE):
-            return ENGINES["openai"]  # this client may not ask, or not now; the next one may
+            return ENGINES["openai"]  # this client may not read the list, or not now; another client may
         self._known = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
         self._until = inf if answer.status == 200 else monotonic() + ASK_AGAIN
         return self._known
@@ -216,9 +214,9 @@ def _owner(body: bytes) -> str:
         return ""
 
 
-# ---- Tokens of new documents, counted by the upstream beside the requests. ----------------------------------------------
+# ---- Tokens of new documents, counted by the upstream in the background. ------------------------------------------------
 
-MAX_WAITING = 200  # documents; the tokens of more are guessed by their characters
+MAX_WAITING = 200  # documents; the tokens of further documents are guessed by their characters
 LONGEST = 50_000  # characters, likewise
 
 
@@ -247,7 +245,7 @@ class Counting:
     def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
         """Queue documents for counting.
 
-        headers: of the request that brought them.
+        headers: the headers of the request that brought the documents.
         model: the model's name in the request, as JSON.
         """
         if not self._has_route or not engine.text_field:
@@ -264,7 +262,7 @@ class Counting:
             self._working.cancel()
 
     async def _work(self) -> None:
-        """Count all that wait; give up if the upstream cannot: the next new document is another try."""
+        """Count all waiting documents. Give up if the upstream fails: the next new document is another try."""
         while self._waiting:
             key, asked = self._waiting.popitem(last=False)
             body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}
@@ -281,7 +279,7 @@ class Counting:
 
 
 def _count_in(body: bytes) -> int | None:
-    """Return the number of tokens in an answer; None for something else."""
+    """Return the number of tokens in an answer; None if it has no tokens."""
     answer = decode(body)
     tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
     return len(tokens) if isinstance(tokens, list) else None

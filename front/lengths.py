@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-CHARS_A_TOKEN = 4.0  # before the first answer: about English's
+CHARS_A_TOKEN = 4.0  # before the first answer: about right for English
 LEAST_CHARS = 0.1  # a token: figures that are wrong must not bring the ratio to zero
 WEIGHT = 0.1  # of the newest answer in the learnt ratio
 
@@ -24,7 +24,7 @@ class Measurable(Protocol):
 class Lengths:
     """Counts tokens.
 
-    most: documents whose count is remembered; the least recently used one is dropped first.
+    most: documents whose count is remembered; the least recently counted document is dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -42,7 +42,7 @@ class Lengths:
         return key in self._counted
 
     def count(self, key: str, tokens: int) -> None:
-        """Remember what the upstream counted."""
+        """Remember the upstream's count of a document's tokens."""
         self._counted[key] = tokens
         self._counted.move_to_end(key)
         while len(self._counted) > self._most:
@@ -51,11 +51,11 @@ class Lengths:
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
         """Return the key and the number of tokens of each part of a prompt.
 
-        prompt_tokens: of the whole prompt; None: not known.
+        Counted parts keep their counts. The other tokens are spread over the other parts by characters, so that the
+        template's own text counts, too. Prompts without a counted part teach the ratio of characters to tokens.
 
-        chars: the characters of the prompt after the last part. Counted parts keep their counts. The other tokens are spread
-            over the other parts by characters, so that the template's own text counts as well. Prompts without a counted
-            part teach the ratio of tokens to characters.
+        chars: the characters of the prompt after the last part.
+        prompt_tokens: the tokens of the whole prompt; None: not known.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]
@@ -72,8 +72,8 @@ class Lengths:
 def leading(path: Iterable[tuple[str, int]], cached_tokens: int) -> int:
     """Return how many leading parts of a prompt were cached. A part counts as cached if more than half of its tokens were.
 
-    Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised apart have a
-    few tokens more or less.
+    Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised separately
+    have a few tokens more or less.
     """
     number, left = 0, float(cached_tokens)
     for _, tokens in path:

@@ -1,4 +1,4 @@
-"""Learns which prompts the upstream has cached, and orders documents by it. The front's metrics are here as well."""
+"""Learns which prompts the upstream has cached, and orders documents by it. Also has the front's metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FrontMetrics:
         self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts with documents", registry=registry)
         of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
         self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
-        self.unreported = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
+        self.unreported = Counter(f"{prefix}_unreported", "Answers without a number of cached tokens", registry=registry)
         of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
         self.stale = Counter(f"{prefix}_stale", of_stale, registry=registry)
         self.warmed = Counter(f"{prefix}_warmed", "Prompts computed during a search up to its documents", registry=registry)
@@ -77,8 +77,9 @@ class Placed:
 
     documents: by retrieval rank, without those that an earlier turn shows.
     repeated: the ids of documents that an earlier turn shows.
-    order: ranks.
-    in_place: each hint about a repeated document stands at the document's rank; otherwise all hints follow the documents.
+    order: the ranks of the documents, in the order of the prompt.
+    in_place: whether each hint about a repeated document stands at the document's rank; otherwise all hints follow the
+        documents.
     why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
         upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy chose the
         order.
@@ -175,10 +176,10 @@ class OrderPlan:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an answer taught.
+    """What the front has learnt from an answer.
 
     cached: the number of leading parts that were cached; None: not reported.
-    is_stale: parts that should have been cached were not, as the wait for the first token showed.
+    is_stale: whether the wait for the first token showed that parts were not cached although they should have been.
     """
 
     cached: int | None
@@ -223,7 +224,7 @@ class Orders:
         placed: list[Placed] = []
         parts: list[PromptPart] = []
         seen: set[str] = set()
-        # All requests wait for the lock: texts are made before it is taken.
+        # All requests wait for the lock, so texts are made before it is taken.
         made = {document.key: PromptPart.of(document) for turn in chat.turns for document in turn.documents}
         with self._lock:
             place, known = self._tree.start(), 0
@@ -258,7 +259,7 @@ class Orders:
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
         """Correct the tree by an answer.
 
-        seconds: until the first token; used if no cached tokens are reported.
+        seconds: the wait for the first token; used if no cached tokens are reported.
         """
         if reported.documents:
             plan = plan.ordered_by(reported.documents)
@@ -282,9 +283,8 @@ class Orders:
     def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
         """Order the documents of a turn.
 
-        seen: keys of documents that earlier turns show; the turn's are added.
-
-        place: the end of the text before them in the tree; None if the tree lacks it.
+        seen: the keys of documents that earlier turns show; the keys of this turn's documents are added.
+        place: the node at the end of the text before the documents; None if the tree lacks that text.
         """
         options, settings = chat.options, self._settings
         dedup = options.dedup or settings.dedup
@@ -323,7 +323,7 @@ class Orders:
             self._num_ranks -= len(evicted)
 
     def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
-        """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""
+        """Follow parts of a prompt from a place on. Return their end (None: the tree lacks it) and how many it has."""
         for number, part in enumerate(parts):
             if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
@@ -346,7 +346,7 @@ class Learning:
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
         """Learn from the answer to a prompt, now or soon.
 
-        seconds: until the first token; None: not known.
+        seconds: the wait for the first token; None: not known.
         """
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
@@ -355,7 +355,7 @@ class Learning:
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
-        """Return the figures, with a zero if an engine that reports cached tokens omits it, as vLLM does."""
+        """Return the figures. If an engine that reports cached tokens omits them, as vLLM does, there were 0."""
         self._has_reported |= reported.cached_tokens is not None
         if reported.cached_tokens is None and self._has_reported and reported.prompt_tokens is not None:
             return replace(reported, cached_tokens=0)

@@ -20,7 +20,7 @@ from .upstream import Upstream
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
 MOST_WARM_UPS = 16  # under way at a time
-LARGEST_WARM_UP = 1 << 20  # bytes of a body that is kept for one
+LARGEST_WARM_UP = 1 << 20  # bytes of a warm-up's body
 
 
 class Room:
@@ -89,16 +89,16 @@ class WarmUps:
 
 # ---- The parts of a running front. --------------------------------------------------------------------------------------
 
-COUNTED = 4  # times as many documents whose tokens are remembered as the upstream is taken to have
+COUNTED = 4  # times the documents that the upstream is taken to have: documents whose tokens are remembered
 
 
 @dataclass(slots=True)
 class FrontState:
     """The state of a front.
 
-    settings: the front's own.
+    settings: the front's own settings.
     hosting: the settings of its port.
-    threads: where chats are read, ordered and written.
+    threads: the threads that read, order and write chats.
     """
 
     settings: FrontSettings

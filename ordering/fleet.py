@@ -69,7 +69,7 @@ class Fleet:
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Keep the replicas with these names. Forget the caches of all other replicas: their sessions start anew elsewhere."""
+        """Keep the replicas with these names. Forget other replicas: their sessions start anew elsewhere."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})

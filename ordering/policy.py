@@ -156,7 +156,7 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
-    """Return the order that saves the most tokens; of equal orders, the lexicographically smallest, which is nearest to rank.
+    """Return the order that saves the most tokens; of equal orders, the smallest, which is nearest to rank.
 
     floor: a number of tokens; the search ignores orders that do not save more.
 

@@ -86,8 +86,8 @@ class KnowledgeTree:
     def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
-        If the engine had fewer than the tree predicted, it has evicted the first missing document and all documents after it,
-        and the tree drops their nodes.
+        If the engine had fewer than the tree predicted, it has evicted the first missing document and all documents after
+        that document, and the tree drops their nodes.
 
         cached_tokens: how many tokens of these documents were cached, without the text before them.
         """

@@ -68,8 +68,7 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers for requests. The KV goes to host memory, or waits outside it until a prefill reaches it.
-    """
+    """Fetches KV from lower tiers for requests. It goes to host memory, or waits outside it until a prefill reaches it."""
 
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted must wait for a fetch.
