@@ -34,7 +34,7 @@ from .upstream import SOON, Headers, Sent, credentials_of
 
 logger = logging.getLogger("slotcache")
 
-# ---- Requests that are relayed unchanged, and what they share with chats. -----------------------------------------------
+# ---- Requests that are relayed unchanged, and code that chats share with them. ------------------------------------------
 
 REQUEST_ID = HEADER.lower().encode()
 SEPARATOR = re.compile(r"[/\\]")
@@ -143,7 +143,7 @@ async def _disconnect(receive: Receive) -> None:
 ORDER = b"x-slotcache-order"
 COPIES = 4  # times its body: the memory that a chat takes while it is ordered
 MAX_VALUE = 128  # characters of a header's value that may be a client's
-MAX_RANKS = 64  # of an order that the header names
+MAX_RANKS = 64  # ranks of an order that the header shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class ChatProxy(Proxy):
 
     def _headers(self, headers: Headers, session: str) -> Headers:
         """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
-        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # the front reads answers
+        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # so that the front can read answers
         affinity = self._state.settings.affinity_header.lower().encode("latin-1")
         has_own = any(name == affinity for name, _ in kept)
         return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
@@ -271,7 +271,7 @@ class WarmUpProxy(ChatProxy):
 
         The parts precede the turn's documents; there are none if the upstream should have them.
         """
-        state, whole, body = self._state, body, opening(body)  # first: it checks how much there is to decode
+        state, whole, body = self._state, body, opening(body)  # first: it limits how much is decoded
         decoded = decode(whole)
         name = decoded.get("id", "default") if isinstance(decoded, Mapping) else ""
         if not isinstance(name, str):
@@ -342,5 +342,5 @@ async def _while_up(state: FrontState, app: Starlette) -> AsyncIterator[None]:
 
 
 async def metrics(request: Request) -> Response:
-    """Show the front's own metrics; the upstream's are at its own address."""
+    """Show the front's own metrics. The upstream shows its metrics at its own address."""
     return Response(request.app.state.app.metrics.exposition(), media_type="text/plain; version=0.0.4")

@@ -19,7 +19,7 @@ from ..server.http.json_body import as_unicode, check_elements
 Fields = dict[str, Raw]
 EMPTY = (b"null", b"[]", b'""')
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
+"""The exceptions for bytes that are not JSON, not UTF-8, or nested too deeply."""
 IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
 """Fields that come before the messages in a prompt."""
 NO_OPENING = ("id", "documents", "n", "n_predict", "stream_options", "response_format", "logprobs", "top_logprobs")
@@ -62,7 +62,7 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 class PlainText:
     """A stretch of text in a prompt, which starts after a document or at the start of the prompt.
 
-    key: 32 hexadecimal digits.
+    key: a digest, 32 hexadecimal digits.
     """
 
     key: str
@@ -95,7 +95,7 @@ class DocumentChat:
     names: for each message, a digest (32 hexadecimal digits) of it and all messages before it, without their documents.
     chars: the number of characters after the last document.
     before_last: the text before the last message.
-    stream_options: the decoded field.
+    stream_options: the request's field, decoded.
     """
 
     body: bytes

@@ -23,8 +23,8 @@ from .upstream import Headers, Upstream, credentials_of
 
 # ---- The tokens of a prompt as each engine reports them in its answer, read while the answer passes. --------------------
 
-MOST_TOKENS = 1 << 31  # of a figure: no prompt has more, and integers of JSON may be too large for any float
-FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
+MOST_TOKENS = 1 << 31  # the largest figure that is read: integers of JSON may be too large for any float
+FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in an answer's text, the quotes would be escaped
 
 TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')
 """Finds a token in a chunk of an answer. A chunk with the role alone may come before the first token."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 CHARS_A_TOKEN = 4.0  # before the first answer: about right for English
-LEAST_CHARS = 0.1  # a token: figures that are wrong must not bring the ratio to zero
+LEAST_CHARS = 0.1  # per token: wrong figures must not bring the ratio to zero
 WEIGHT = 0.1  # of the newest answer in the learnt ratio
 
 

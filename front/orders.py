@@ -27,7 +27,7 @@ from .lengths import Lengths, leading
 from .prefills import PrefillSpeeds
 from .settings import FrontSettings
 
-# ---- The front's metrics: requests by their end, and the reuse of documents that was expected and reported. -------------
+# ---- The front's metrics: requests by status, and the expected and reported reuse of documents. -------------------------
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
@@ -68,14 +68,14 @@ class FrontMetrics:
 
 
 MAX_TURNS = 20_000  # turns whose order is kept: about 300 bytes each
-MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
+MAX_RANKS = 1_000_000  # ranks of all these orders: about 36 bytes each
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: by retrieval rank, without those that an earlier turn shows.
+    documents: in retrieval rank, without documents that an earlier turn shows.
     repeated: the ids of documents that an earlier turn shows.
     order: the ranks of the documents, in the order of the prompt.
     in_place: whether each hint about a repeated document stands at the document's rank; otherwise all hints follow the
@@ -109,7 +109,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a prompt: a document, or the text up to the next one.
+    """A part of a prompt: a document, or the text up to the next document.
 
     document: None for a text.
     """
@@ -257,7 +257,7 @@ class Orders:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree by an answer.
+        """Correct the tree after an answer.
 
         seconds: the wait for the first token; used if no cached tokens are reported.
         """
@@ -323,7 +323,7 @@ class Orders:
             self._num_ranks -= len(evicted)
 
     def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
-        """Follow parts of a prompt from a place on. Return their end (None: the tree lacks it) and how many it has."""
+        """Follow parts of a prompt from a place. Return their end, None if the tree lacks any, and how many it has."""
         for number, part in enumerate(parts):
             if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
@@ -337,7 +337,7 @@ logger = logging.getLogger("slotcache")
 
 
 class Learning:
-    """Learns from answers, in threads of its own. Used by one event loop."""
+    """Learns from answers, in worker threads of the event loop that uses it."""
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics

@@ -321,7 +321,7 @@ class Fleets:
     def add(self, name: str, work: float) -> None:
         """Count work at a replica.
 
-        work: less than 0 when it is done.
+        work: in tokens of prefill; negative once the work is done.
         """
         with self._lock:
             if name in self._ahead:

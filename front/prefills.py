@@ -9,8 +9,8 @@ from time import perf_counter
 
 SAMPLES = 15  # the newest waits of a model, whose median is its speed
 LEAST = 3  # waits that have to be known before a wait is judged
-MOST_MODELS = 16  # whose speeds are kept
-SHARE = 1 / 3  # of a prompt: if less is expected to be cached, its wait is a cold prompt's; if more, the wait is judged
+MOST_MODELS = 16  # models whose speeds are kept
+SHARE = 1 / 3  # of a prompt: if less should be cached, the prompt counts as cold; if more, its wait is judged
 MOST_SLOWER = 1.2  # times a cold prompt's time: a longer wait shows that earlier prompts were not cold
 
 
@@ -77,7 +77,7 @@ class PrefillSpeeds:
     """
 
     def __init__(self) -> None:
-        self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds a token, by the model's name
+        self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds per token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
         """Return about how many of a prompt's tokens were cached; None if unknown, or if about as many as expected were.

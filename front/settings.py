@@ -58,7 +58,7 @@ HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.na
 
 
 def _is_address(url: str) -> bool:
-    """Return whether paths can follow a URL. A key is not allowed in it: errors would show it, and it has a setting."""
+    """Return whether paths can follow a URL. A URL with a key is refused, since errors would show the key."""
     try:
         parts = urlsplit(url)
         usable = parts.hostname and (parts.port is None or parts.port)

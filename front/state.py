@@ -19,7 +19,7 @@ from .settings import FrontSettings
 from .upstream import Upstream
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
-MOST_WARM_UPS = 16  # under way at a time
+MOST_WARM_UPS = 16  # warm-ups at a time
 LARGEST_WARM_UP = 1 << 20  # bytes of a warm-up's body
 
 
@@ -89,7 +89,7 @@ class WarmUps:
 
 # ---- The parts of a running front. --------------------------------------------------------------------------------------
 
-COUNTED = 4  # times the documents that the upstream is taken to have: documents whose tokens are remembered
+COUNTED = 4  # token counts are remembered for this many times the documents that the upstream should have
 
 
 @dataclass(slots=True)

@@ -16,16 +16,16 @@ from ..server.http.api_errors import RequestError
 from ..server.http.bodies import Reservation
 from .settings import FrontSettings
 
-STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is none
+STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is not an answer
 LOOK = 1.0  # seconds between two looks at a connection that is silent
 SOON = 10.0  # seconds for a request of the front's own
 MOST_FETCHED = 4 << 20  # bytes of the answer to such a request
 PIECE = 64 << 10  # bytes of a body that are written at a time
-LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head, its first one or a header field
+LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head: the status line or a header field
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
 """Headers that belong to one connection."""
-OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # of a request: not copied
+OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # request headers not copied
 PAGES = (b"origin", b"referer", b"sec-fetch-", b"access-control-")
 """Prefixes of the headers of web pages. The front decides on pages: an upstream would compare origins with its own name."""
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
@@ -146,7 +146,7 @@ class Upstream:
             yield piece
 
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the next bytes of a body, none at its end. Raises TimeoutError and aiohttp.ClientError.
+        """Return the next bytes of a body; no bytes at its end. Raises TimeoutError and aiohttp.ClientError.
 
         aiohttp does not report a connection that it closed for a malformed chunk, so the wait checks the connection every
         `LOOK` seconds.
@@ -223,7 +223,7 @@ def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list
 
 
 def _text(value: bytes) -> str:
-    """Return a header's value as a text that aiohttp sends as the same bytes. Other bytes become UTF-8."""
+    """Return a header's value as text. aiohttp sends a UTF-8 value unchanged, and any other value as UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TypeGuard
 from unicodedata import category
 
-ID_DIGITS = 10  # of a document's hash that serve as its id: few, because the id is part of the prompt
+ID_DIGITS = 10  # digits of a document's hash that are its id: few, because the id is part of the prompt
 MAX_ID = 200  # characters: an id is part of the prompt, before the text and again in hints
 
 # OpenAI-style clients, Cohere and LangChain use different names for the text.
@@ -101,7 +101,7 @@ def _own_id(document: Document) -> str:
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
     """Return the object with the text, and its path: the document, or Cohere's `data` object.
 
-    If `data` has no text field, all its fields together are the text, a line each.
+    If `data` has no text field, all its fields together are the text, one per line.
     """
     data = value.get("data")
     if data is None or any(value.get(name) is not None for name in TEXT_FIELDS):

@@ -1,4 +1,4 @@
-"""Policies that order a request's documents by the cache, and how much an order reuses.
+"""Policies that order a request's documents for reuse, and the reuse of an order.
 
 A policy takes a request and an index of cached documents, and returns the ranks of the movable documents in their new order.
 It does not change the index.
@@ -156,13 +156,13 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
-    """Return the order that saves the most tokens; of equal orders, the smallest, which is nearest to rank.
+    """Return the order that saves the most tokens; of equals, the lexicographically smallest, nearest to rank.
 
     floor: a number of tokens; the search ignores orders that do not save more.
 
     The result is exact: a depth-first search visits every cached path that this request's documents can reach, and skips
     only branches whose bound (`Step.ahead`) cannot win. Documents that are not cached follow the cached ones: first the
-    documents that waiting requests share, then the others in retrieval rank.
+    documents that waiting requests share, then the rest in retrieval rank.
     """
     keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
@@ -273,7 +273,7 @@ def by_name(request: OrderRequest, index: object) -> Sequence[int]:
 
 
 def by_recency(request: OrderRequest, index: object) -> Sequence[int]:
-    """Put known documents first, the most recently used one before the rest. Unknown documents follow in rank.
+    """Put known documents first, starting with the most recently used one. Unknown documents follow in rank.
 
     If the index is not a `RecencyIndex`, all documents are unknown.
     """
@@ -304,7 +304,7 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BestPlace = Literal["free", "first", "last"]
-"""The place of the document of rank 1: `free`, where the order reuses the most; or before, or after, all other documents."""
+"""The place of the document of rank 1: `free`: where the order reuses the most; `first`, `last`: at an end."""
 
 BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
@@ -351,10 +351,10 @@ def arrange(
     names: the sort keys of the `sorted` policy, by default `keys`.
     waiting: the documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
     best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
-    pays: returns whether the free order is taken, from the tokens saved with that document in its place (`free`: the first
-        place) and the tokens saved in a free order; None: `best` alone decides.
+    pays: takes the tokens saved with the document of rank 1 in its place (`free`: the first place), and the tokens saved in
+        a free order; returns whether to use the free order. None: `best` alone decides.
 
-    With that document in its place, the other documents are in their best order. `pays` takes a second search.
+    With the document of rank 1 in its place, the other documents are in their best order. `pays` needs a second search.
 
     Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, `names` and
     `keys` of different lengths, and more documents than `oracle` can try.
@@ -446,7 +446,7 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 
 
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
-    """Let the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
+    """Let the server prefill during a search. Return the documents of the last stage, for the chat.
 
     A stage that changes nothing is not sent. The search does not wait for the server: stages that are still unsent when the
     search ends are never sent. An error of `post` is ignored, since it only costs the time gained.

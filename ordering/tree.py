@@ -1,4 +1,4 @@
-"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be asked."""
+"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be queried."""
 
 from __future__ import annotations
 

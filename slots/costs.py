@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
-GUESSED_NS = 1e6  # to compute a token, before the first step
+GUESSED_NS = 1e6  # guessed time to compute a token, before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Costs:
     scattered_tokens: the time to save one more stretch of cells, as the tokens computed in that time; 0: it takes no time.
     spill_ns: time to move an idle cell to host memory, and back when it is used again.
     idle_token_ns, idle_step_ns: time that an idle cell costs if it stays: for each prompt token, and for each decode step.
-    tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
+    tile: query tokens of one tile of the attention kernel; 1: the kernel has no tiles.
     token_ns: time of one more token in a batch of whole tiles.
     cell_ns, tile_cell_ns: attention time for each cell that one token sees, and for each cell that a whole tile sees.
     pass_ns, row_ns: time to read all weights once, and of one more token in a batch with its row of logits; 0: unknown.
@@ -213,14 +213,13 @@ class PrefillBudget:
         self.size, self.max_stall, self.costs = size, max_stall, costs
         self._profile = profile
         self._by_cells = Profile(costs.chunk)  # with the number of cells in use as the depth
-        self._slowdown = 1.0  # time of the last step over what was expected
+        self._slowdown = 1.0  # time of the last step, divided by the expected time
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn.
 
-        Plans with drafts or without a whole chunk are ignored.
-
-        If a step took longer than expected, because the machine has other work, the next steps become smaller at once.
+        Plans with drafts or without a whole chunk are ignored. If a step took longer than expected, because the machine has
+        other work, the next steps become smaller at once.
 
         cells: cells in use on the device, without the plan's new tokens.
         """
@@ -236,7 +235,6 @@ class PrefillBudget:
         """Return how many prompt tokens a step may compute now.
 
         most: the tokens that the step has room for.
-
         cells: returns how many cells are in use while a step computes a given number of tokens. Fewer may be in use in a
             large step, because such a step swaps out the cells of other requests.
         """

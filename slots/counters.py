@@ -25,7 +25,6 @@ class Counters:
     """The scheduler's totals.
 
     tree: its profile has the times of tokens.
-
     cached_tokens: reused prompt tokens, by origin (`Source`).
     """
 

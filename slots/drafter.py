@@ -39,7 +39,7 @@ class Drafter(Protocol):
     batch: most tokens of one batch.
     num_tokens: tokens computed since the start.
     num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft.
-    is_off: the model drafts nothing, because it failed repeatedly or was not loaded.
+    is_off: whether the model drafts nothing, because it failed repeatedly or was not loaded.
     """
 
     costs: Costs
@@ -53,7 +53,7 @@ class Drafter(Protocol):
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of a job's unread tokens. Return False, with no token read, if a new request aborts it."""
+        """Read at most `most` of a job's unread tokens. Return False, with none read, if a new request aborts this."""
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:

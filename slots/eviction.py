@@ -118,7 +118,7 @@ class Candidates:
         return {node for key, _, node in self._heap if self._is_current(key, node)}
 
     def _forget_outdated(self) -> None:
-        """Keep one entry a run: the first current one."""
+        """Keep one entry per run: the first current entry."""
         kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
         for entry in sorted(self._heap, reverse=True):
             if self._is_current(entry[0], entry[2]):

@@ -15,7 +15,7 @@ from .plan import HostCopy
 from .radix import Node, common_prefix
 from .record import Record
 
-PATIENCE = 0.07  # share of the time to compute fetched tokens that a request waits while nothing arrives: 0.1 in all
+PATIENCE = 0.07  # share of the time to compute fetched tokens that a request waits while nothing arrives: see `Fetches`
 
 
 class FetchedRecord(NamedTuple):

@@ -48,7 +48,6 @@ class Entry:
 
     order: its arrival number.
     place: the node where its fixed tokens end.
-
     expected: tokens that the request is expected to reuse.
     ratio: the expected tokens divided by the tokens left to compute.
     weight: the ratio, times one more than the number of overtakes.
@@ -106,7 +105,7 @@ class Groups:
         self._after_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Add a waiting request, after all others or before them."""
+        """Add a waiting request after all other requests, or before them."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
         place = self.paths.insert(root, prompt.prefix, ())[len(prompt.prefix)]
@@ -132,9 +131,9 @@ class Groups:
             self._prune(entry.place)
 
     def check(self, waiting: Iterable[Job]) -> None:
-        """Raise AssertionError where the requests, the documents and the paths disagree.
+        """Raise AssertionError if the requests, the documents and the paths disagree.
 
-        waiting: all of the queue.
+        waiting: all requests of the queue.
         """
         assert set(self._entries) <= set(waiting)
         assert {entry for sharers in self._sharers.values() for entry in sharers.entries} == set(self._entries.values())

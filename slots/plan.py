@@ -14,7 +14,6 @@ class HostCopy:
     """A copy of the KV at positions [start, stop) of one path.
 
     data: uint8, None until the plan that saves it has run.
-
     users: the number of nodes whose runs are in the copy; both parts of a split run use the same copy.
     """
 

@@ -55,7 +55,7 @@ class Node(Run["Node"]):
     """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
 
         tokens   |---------- run ----------|
-        KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
+        KV       |---- ready ----|.pending.|      ready: computed, each token in exactly one cell
                  start                    end     pending: claimed by a running request, which will compute it
         copy     |------- all of it -------|      the copy in host memory, if one was ever made
         state                              |      the recurrent state after the run, if the model has one: see `StateTree`
@@ -165,7 +165,7 @@ def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request gets by a claim: its sequence, the number of its cached tokens, and their origin."""
+    """The result of a claim: the request's sequence, the number of its cached tokens, and their origin."""
 
     sequence: Sequence
     cached: int

@@ -23,7 +23,6 @@ class Record:
 
     tokens (int32): all tokens from position 0 to the run's end.
     data (uint8): the KV from `start` on.
-
     documents: (key, first position) of the documents that end with the run.
     frequency, token_cost: as in `Node`.
     state (uint8): the recurrent state after the run, of a model that has one.

@@ -44,7 +44,6 @@ class Reuse:
     """The tokens that a request reused.
 
     spans: the reused spans, in order, found at its first admission or taken over later.
-
     num_overtaken: later requests that were admitted before it.
     fetch_seconds: time that it waited for records of a lower tier.
     has_hole: between two reused spans, it computed tokens that the cache had lost.

@@ -267,8 +267,8 @@ class Scheduler:
         self.admits = True  # whether waiting requests may start
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
-        self._most_scored = max_rows - num_slots  # beside a row for each slot
-        self.step = self._new_step()  # of the last plan
+        self._most_scored = max_rows - num_slots  # one row is left for each slot
+        self.step = self._new_step()  # the step of the last plan
         self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
@@ -351,7 +351,7 @@ class Scheduler:
 
         sampled: one token for each span that asked for logits, in order.
 
-        Returns each request with a new token, and the token. The caller decides whether a request is finished.
+        Return each request with a new token, and the token. The caller decides whether a request is finished.
         """
         progress = self.step.commit(plan, sampled)
         for job in self.step.staged:

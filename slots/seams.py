@@ -1,4 +1,4 @@
-"""What the scheduler knows of drafts and of lower tiers: two protocols, and a stand-in for each."""
+"""The scheduler's view of drafts and of lower tiers: two protocols, and a stand-in for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Proposer(Protocol):
     model_seconds: float
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence where no draft pays."""
+        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence if no draft pays."""
         ...
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
@@ -68,7 +68,7 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers for requests. It goes to host memory, or waits outside it until a prefill reaches it."""
+    """Fetches KV from lower tiers into host memory. Some KV has to wait until its request's prefill reaches it."""
 
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted must wait for a fetch.

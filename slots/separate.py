@@ -343,7 +343,7 @@ class SeparateDocuments(PlainKV):
                 return
 
     def _place(self, job: Job, num_cells: int) -> bool:
-        """Move the documents that follow the job's KV to their places. False: there is none, or no cells are free for it.
+        """Move the documents that follow the job's KV to their places, if cells are free. Return False if none was moved.
 
         All adjacent documents are moved at once, since each change of a path walks the whole path.
         """
@@ -373,7 +373,7 @@ class SeparateDocuments(PlainKV):
     def _count_moved(self, job: Job, at: int, start: int) -> None:
         """Count the document with index `at`, whose KV was moved to its place from position `start` on."""
         stop = separate(job.layout).moved[at].stop
-        if job.request.cache:  # else the KV is from another document of the request with the same prefix
+        if job.request.cache:  # otherwise the request has computed this KV itself
             self._count_reused(job, Source.MOVED, start, stop)
         read_by(job).reached = stop
 

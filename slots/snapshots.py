@@ -56,7 +56,7 @@ class Snapshots(StateTree):
     """Takes states of running requests and restores them.
 
     tree: the prefix tree, which has the sequences.
-    host: host memory, which takes nothing without a budget.
+    host: host memory; without a budget it takes no states.
     spacing: the fewest tokens between two states of a prompt, except before its end.
     unused: how many states inside prompts may wait for a second prompt; more, if such states were dropped and had to be
         taken again.

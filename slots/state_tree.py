@@ -31,7 +31,7 @@ class StateTree(PromptTree):
         super().__init__(costs, host, profile)
         self.unused: dict[Node, None] = {}  # states inside prompts that no second prompt has used, the oldest first
         self.aged: set[Node] = set()  # nodes whose states were dropped from `unused`
-        self.passed: set[Node] = set()  # states of a chat's turns that two later ones have passed
+        self.passed: set[Node] = set()  # states of a chat's turns that two later turns have passed
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
         node = self.longest(scope, tokens)
@@ -92,7 +92,7 @@ class StateTree(PromptTree):
         self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
-        """Drop the state at the end of a node, and the runs that no other state needs. Return how many tokens these had."""
+        """Drop the state at the end of a node, and the runs that no other state needs. Return the number of their tokens."""
         self.host.release_state(node)
         self.unused.pop(node, None)
         self.passed.discard(node)

@@ -114,7 +114,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """A folder's files of one scope, in sum.
+    """The totals of a folder's files of one scope.
 
     oldest, newest: the least and the most recent use of its files, ns.
     """
@@ -261,6 +261,7 @@ def _reason(error: Exception) -> str:
 #
 #     <name>.kv ...        the records, prefixes first, each with its checksums: see `record_file.py`
 #     slotcache-kv.json    last, the manifest: the model, the build, the number of records
+#
 # An archive is not trusted. Each member must be a plain file with a name that an export gives and with the size of its
 # record. All records are read once, to their last byte, before any record is kept. A record counts as used once, whatever
 # its use elsewhere. Still, whoever makes an archive chooses the KV in it, as whoever makes a model chooses its weights.
@@ -509,7 +510,7 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record aside and rename it, unless its file exists. It counts as used once. Raises OSError."""
+    """Write a record aside and rename it, unless its file exists. The record counts as used once. Raises OSError."""
     path = folder / file_name(record)
     if path.exists():
         return False

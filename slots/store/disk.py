@@ -359,7 +359,7 @@ class DiskTier:
             self._write_index()
 
     def _write_file(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
-        """Write a file aside and rename it."""
+        """Write a file under another name, then rename it."""
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)  # another server may have removed it when it was empty
             with written_aside(path, syncs=True, used=now) as file:

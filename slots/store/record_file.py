@@ -48,10 +48,10 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # limits on the worth that a file states: n
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of the model's files.
-    settings: the digest of everything else that changes KV: settings, build and CPU.
+    """Digests of what computed KV, each of 32 hexadecimal digits.
 
-    Each has 32 hexadecimal digits.
+    model: the digest of the model's files.
+    settings: the digest of everything else that changes KV: settings, build and CPU.
     """
 
     model: str
@@ -114,7 +114,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 HEADS = msgspec.json.Decoder(Head)
 """Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and the process crashes if
-two threads do this at once. The threads that read the disk once did."""
+two threads, such as those that read the disk, do this at once."""
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:

@@ -53,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would take so many bytes now; fast, for the engine's thread."""
+        """Return whether `put` would take `num_bytes` bytes now; fast, for the engine's thread."""
         ...
 
     def put(self, record: Record) -> bool:
