@@ -114,7 +114,7 @@ class DocumentChat:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client has not asked for a chunk with the usage. The front leaves wrong options to the upstream."""
+        """Whether the client has requested no chunk with the usage. The front leaves wrong options to the upstream."""
         options = {} if self.stream_options is None else self.stream_options
         return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
 

@@ -25,7 +25,7 @@ from .state import FrontState
 logger = logging.getLogger("slotcache")
 GRACE = 5.0  # s that open answers have at shutdown
 DESCRIPTORS = 2  # of a client's connection: its own, and the upstream connection for it
-LAST = 3  # s for the last event of these answers, to clients that read slowly
+LAST = 3  # s for the last event of an answer that is ended, to clients that read slowly
 
 
 class FrontServer(ListeningServer):

@@ -100,7 +100,7 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt. The id of a repeated document stands where its hint is."""
+        """The documents in the order of the prompt. A repeated document's id stands in the place of its hint."""
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)

@@ -1,4 +1,4 @@
-"""Measures how long prompts wait for their first token. The wait shows what was cached if the engine does not report it."""
+"""Measures how long prompts wait for their first token. The wait tells what an engine without reports had cached."""
 
 from __future__ import annotations
 

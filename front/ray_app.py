@@ -171,7 +171,10 @@ class Ingress:
                 asked.found_at(name)
 
     async def _send_to_all(self, forward: Forward, scope: Scope, send: Send) -> None:
-        """Send a request to all replicas. The answer is one replica's error, else the sum; 404 if all say so."""
+        """Send a request to all replicas. The answer is the first error, else the sum of the answers.
+
+        A 404 counts as an error only if every replica refuses the request.
+        """
         results = await self._ask_all(SOON, "whole", forward)
         if any(isinstance(one, TimeoutError) for one in results):
             raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout")

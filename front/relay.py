@@ -96,7 +96,7 @@ class Relay:
         await self._write(b"", more=False)
 
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send a body once it is whole, so that an answer that breaks off becomes an error. Send a large one in pieces."""
+        """Send a body once it is whole, so that an answer that breaks off becomes an error. Send a large body in pieces."""
         body = BytesIO()
         with Reservation(self._state.room.bodies) as room:
             async for piece in pieces:
@@ -172,7 +172,7 @@ def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return the error in a page, such as that of a router without a backend. Raises RequestError."""
+    """Return the error in a page, such as the page of a router without a backend. Raises RequestError."""
     said = b""
     async for piece in pieces:
         said += piece

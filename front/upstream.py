@@ -38,7 +38,7 @@ class Sent:
     """A request for the upstream.
 
     target: the path with the query.
-    headers: all headers of the client; those of its connection are not sent.
+    headers: all headers of the client; headers of its connection are not sent.
     has_key: whether the upstream's key is sent.
     reservation: the memory of the body, which is freed once the upstream has it.
     """
@@ -105,7 +105,7 @@ class Upstream:
             sent.method,
             url,
             headers=self._headers(sent),
-            # aiohttp writes all bytes at once, and asyncio copies those that the upstream does not take.
+            # aiohttp writes all bytes at once, and asyncio copies the bytes that the upstream does not take at once.
             data=_pieces(sent.body) if len(sent.body) > PIECE else sent.body or None,
             allow_redirects=False,
             max_line_size=LONGEST_LINE,

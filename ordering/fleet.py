@@ -92,8 +92,8 @@ class Fleet:
             fully cached requests pile up at one replica.
 
         The replica with the session's history comes first, then the replicas with the least cost. Of replicas with the same
-        cost, the one with the fewest cached documents comes first, so that empty caches fill; then the first name decides.
-        Raises ValueError for a key given twice.
+        cost, the replica with the fewest cached documents comes first, so that empty caches fill. If these are equal, too,
+        the first name decides. Raises ValueError for a key given twice.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
@@ -108,7 +108,7 @@ class Fleet:
     ) -> Placement:
         """Return the first placement of `rank`, in much less time: each tree is read only while its replica may still win.
 
-        The arguments are those of `rank`. Raises ValueError also if `names` is empty.
+        The arguments are as in `rank`. Raises ValueError also if `names` is empty.
         """
         request, home = request_of(documents), self._home(session)
         work = {name: busy(name) for name in names}

@@ -27,7 +27,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """A step over one cached document: where it ends in the cache, and what its reuse saves.
+    """A step over one cached document: its end in the cache, and the tokens that its reuse saves.
 
     position: the end of the document in the cache.
     tokens: the tokens that can be reused.
@@ -349,7 +349,7 @@ def arrange(
     policy: one of `POLICIES`. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
     keep_first, keep_last: how many documents at the start and at the end keep their place.
     names: the sort keys of the `sorted` policy, by default `keys`.
-    waiting: the documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
+    waiting: the documents of each waiting request; `auto` puts uncached documents that these requests share before others.
     best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
     pays: takes the tokens saved with the document of rank 1 in its place (`free`: the first place), and the tokens saved in
         a free order; returns whether to use the free order. None: `best` alone decides.

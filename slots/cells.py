@@ -1,4 +1,4 @@
-"""Admission: whether requests fit the device, and what is evicted for them.
+"""Admission: whether requests fit the device, and which KV is evicted for them.
 
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
@@ -49,7 +49,7 @@ class Cells:
         return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
-        """Return whether a prompt fits beside running requests and their promised cells.
+        """Return whether a prompt fits in addition to running requests and their promised cells.
 
         The server accepts only prompts that fit alone.
 
@@ -81,7 +81,7 @@ class Cells:
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
-        """Return whether enough cells are free for those tokens of a prompt that have no KV."""
+        """Return whether enough cells are free for the tokens of a prompt that have no KV."""
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:

@@ -101,7 +101,7 @@ LEAST = 0.001  # of a step: the least time of a row; a factor could not learn fr
 CLEARLY = 0.9  # of the time without drafts: a step with drafts that takes less shows a faster machine
 FADING_PACE = 0.995  # share of a factor that a step without drafts keeps: slow sizes are tried again
 REFRESH = 100  # steps with drafts before one without drafts, whose time is measured again
-FIRST_STEPS = 4  # likewise, while the time without drafts is unknown
+FIRST_STEPS = 4  # the same, while the time without drafts is unknown
 FEW_ROWS = 8
 SAMPLES = 5  # a factor is about the mean of this many recent samples
 
@@ -203,10 +203,10 @@ def _size(rows: int) -> int:
 
 
 ROWS = (4, 8, 16, 32, 64)  # rows of a stream, with the row of its last token
-MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # likewise, if a draft model computes each token of the draft
+MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # the same, if a draft model computes each token of the draft
 MARGIN = 1.05  # the least expected gain of a draft: estimates have errors
 FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0  # in steps without drafts
-FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # likewise: a draft model has to read the prompt before it drafts
+FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # the same with a draft model, which first has to read the prompt
 EARNED = 0.005  # credit of a step without drafts: the share of time that drafts may lose in the long run
 READ_ALONG = 16  # unread tokens per stream that a draft model reads in its first pass, without a separate pass before it
 NONE: Sequence[np.ndarray] = ()

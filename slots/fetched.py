@@ -1,4 +1,4 @@
-"""Records that are fetched for one request: it waits for some, and takes others over when its prefill reaches them."""
+"""Records that are fetched for one request. It waits for some, and takes over the rest when its prefill reaches them."""
 
 from __future__ import annotations
 

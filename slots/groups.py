@@ -25,7 +25,7 @@ from .job import Job
 from .radix import Node, RadixTree, Root, descendants, upward
 from .request import Prompt
 
-MOST_SHARING = 64  # waiting requests that an admission looks at, those that share its documents first
+MOST_SHARING = 64  # waiting requests that an admission looks at; requests that share its documents come first
 MOST_PLACES = 64  # cached documents that are visited to see what a request would reuse
 MOST_LOOKS = 4  # expectations that an admission compares with the cache
 
@@ -67,7 +67,7 @@ class Entry:
     def expect(self, num_tokens: int) -> None:
         """Note how many tokens the request will reuse.
 
-        One is added to the reused tokens, so that of two requests with nothing cached the shorter one comes first.
+        One is added to the reused tokens, so that of two requests without cached tokens the shorter request comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)

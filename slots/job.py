@@ -289,5 +289,5 @@ class Job:
 
     @property
     def num_private(self) -> int:
-        """Cells outside the tree: those of generated tokens."""
+        """Cells outside the tree: the cells of generated tokens."""
         return max(self.computed - self.claimed, 0)

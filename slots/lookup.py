@@ -73,7 +73,7 @@ class Lookup:
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
             return None
         lengths = matched(tokens, places)
-        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equally good places, that of the last draft
+        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equal places, the last draft's, else the newest
         self._place = int(places[best])
         source = ids_of(tokens[self._place : self._place + most])
         return Draft(np.resize(source, most), int(lengths[best]))  # past the end of the text, the draft repeats

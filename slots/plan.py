@@ -142,7 +142,7 @@ class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
 
     afterwards: operations after the batch, even after a batch that failed.
-    num_spare: cells that stay free beside the batch's cells, for the runner's use during the step.
+    num_spare: free cells that the batch does not take, for the runner's use during the step.
     background: no client waits for the step, so it may be aborted.
     admitted: ids of the requests that left the queue for the step.
     adapters: the LoRA adapters that compute all spans.

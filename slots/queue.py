@@ -112,7 +112,7 @@ class Queue:
         """Note that the device has lost all KV, and with it the copies that were not made yet.
 
         again: requests without generated tokens to put first in the queue.
-        paused: requests with generated tokens to put before those.
+        paused: requests with generated tokens to put before the requests of `again`.
 
         Return the waiting requests with generated tokens that cannot continue, because their layout is no longer valid. They
         are removed from the queue.

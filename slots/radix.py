@@ -47,7 +47,7 @@ class Run(Generic[N]):
 # The parts of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
 
 Section = tuple[int, int]
-"""Positions [start, stop) of a prompt that are computed. The KV between two sections is that of moved documents."""
+"""Positions [start, stop) of a prompt that are computed. The KV between two sections comes from moved documents."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +125,7 @@ class Node(Run["Node"]):
         self.sequences = {sequence for sequence in self.sequences if sequence.length > self.start}
 
     def longest_sequence(self) -> Sequence:
-        """Return the sequence that holds most of this run: the one to share it from."""
+        """Return the sequence that holds most of this run, to share the run from."""
         return max(self.sequences, key=lambda sequence: sequence.length)
 
 

@@ -349,7 +349,7 @@ class Scheduler:
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
         """Note the results of a plan.
 
-        sampled: one token for each span that asked for logits, in order.
+        sampled: one token for each span with `logits`, in order.
 
         Return each request with a new token, and the token. The caller decides whether a request is finished.
         """
@@ -423,7 +423,7 @@ class Scheduler:
         Requests with the same set of adapters share a step; the sets take turns.
         """
         last, in_turns = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
-        # A stream decodes, or a grammar has forced tokens on its answer, which are computed beside prompts.
+        # A stream decodes, or a grammar has forced tokens on its answer, which are computed in steps with prompts.
         has_stream = (
             any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
         )

@@ -307,7 +307,7 @@ class SeparateDocuments(PlainKV):
         assert job.is_reading or len(pieces) == len(whole.moved)
 
     def _count_use(self, job: Job, whole: SeparateLayout, found: Mapping[int, list[Run]]) -> None:
-        """Count a request's use of documents that it has found, except those of an earlier turn; compare `count_use`."""
+        """Count a request's use of documents that it has found, except documents of an earlier turn; compare `count_use`."""
         if not found:
             return
         match = self._tree.match(job.request.scope, whole.tokens)

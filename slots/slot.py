@@ -165,8 +165,8 @@ class Histories:
     def save(self, slot: Slot) -> list[Record]:
         """Return the records of a slot's history as far as it has KV. Each record begins where the previous one ends.
 
-        Runs without a copy get one outside the host tier, because making room in the tier could evict the runs before them.
-        Without a host tier nothing can be copied, and the list is empty.
+        Runs without a copy get a copy outside host memory's budget, because making room in it could evict the runs before
+        them. Without a budget nothing can be copied, and the list is empty.
         """
         index = self._index
         if not index.host.max_bytes:

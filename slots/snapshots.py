@@ -121,8 +121,8 @@ class Snapshots(StateTree):
     def load(self, job: Job) -> tuple[str, int]:
         """Restore the deepest state of a prompt's prefix to the request's sequence, with the runs before it.
 
-        Return the state's origin, and how many tokens it adds to those of the sequence. Nothing after the prompt is
-        restored: the tokens of an answer are the request's own, even if a grammar forces several of them at once.
+        Return the state's origin, and how many tokens it adds to the sequence. Nothing after the prompt is restored: the
+        tokens of an answer are the request's own, even if a grammar forces several of them at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -137,7 +137,7 @@ class Snapshots(StateTree):
         self._tree.device.perform(Load(node.state, job.sequence.id))
         self._tree.device.advance(job.sequence, node.end)
         self.num_loaded += 1
-        source, node.state.source = node.state.source, Source.SNAPSHOT  # where the state is from now on
+        source, node.state.source = node.state.source, Source.SNAPSHOT  # its place from now on
         return source, node.end - begin
 
     def take(self, job: Job) -> None:

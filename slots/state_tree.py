@@ -50,7 +50,7 @@ class StateTree(PromptTree):
         return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
 
     def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
-        """Return the nodes with states on the path of these tokens, the longest one first.
+        """Return the nodes with states on the path of these tokens, the deepest node first.
 
         known: a node on the path; the search begins there.
         """

@@ -85,7 +85,7 @@ class PlainKV:
         )
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """Restore the copies that follow the job's KV, if cells are free for them beside the `num_cells` of the step."""
+        """Restore the copies that follow the job's KV, if more cells are free for them than the step's `num_cells`."""
         assert job.sequence is not None
         copies = self._tree.copies
         if (needed := copies.restorable(job.sequence)) and self._cells.reserve(num_cells + needed):

@@ -4,7 +4,7 @@ Attention passes over all cells in use. On the CPU a cell that no token of the s
 seen cell (the kernel works on tiles of cells, which may belong to several requests). Moving a cell out and back takes as
 long as passing over it for some tens of tokens, and a step computes hundreds of tokens.
 
-The owners of the cells, where a step computes for A while B and C run:
+The owners of the cells, when a step computes for A while B and C run:
 
     before            | B | A and B | C | A | free ...
     during            | A and B | A | new tokens of A | free ...      B and C: in host memory
@@ -50,7 +50,7 @@ class Swap:
 
     @property
     def num_used(self) -> int:
-        """Cells in use: those of the tree, and private tokens."""
+        """Cells in use: the tree's cells, and the cells of private tokens."""
         return self._tree.device.num_ready + sum(job.num_private for job in self._running)
 
     def forget_order(self) -> None:
@@ -131,13 +131,13 @@ class Swap:
 def swap_out(
     tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
-    """Return the operations of a swap: those before a step, which follow the tree's own operations, and those after it.
+    """Return the operations of a swap: the operations before a step, which follow the tree's own, and after it.
 
     Runs that move are copied to host memory if it has room, otherwise only for the step.
 
     runs: the runs on the device.
     computing: the running requests that the step is for; their KV gets the first cells.
-    in_place: their KV has these cells already.
+    in_place: whether their KV has the first cells already.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step

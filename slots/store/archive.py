@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 """Called with the work done so far and the total: in bytes for an export, in reads of records for an import."""
 
 # ---- Origin -------------------------------------------------------------------------------------------------------------
-# The origin of a folder's KV in words, in a file beside its records: for people, and for archives. The provenance in a
+# The origin of a folder's KV in words, in a file next to its records, for people and for archives. The provenance in a
 # record is two digests. They show whether KV is of this model and these settings, but not which other model or settings it
 # is of.
 
@@ -80,7 +80,7 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return the origin of a folder; None where it is unknown."""
+    """Return the origin of a folder; None if it is unknown."""
     with contextlib.suppress(OSError, ValueError), open_file(folder / ORIGIN) as file:
         return ORIGINS.decode(file.read(MOST_BYTES))
     return None
@@ -211,7 +211,7 @@ def prune(root: Path, max_bytes: int) -> None:
 
 
 def prune_unused(root: Path, since: int) -> None:
-    """Delete files that were not used since a time (ns), except those that a newer file depends on. Raises FolderError."""
+    """Delete files that were not used since a time (ns), except files that a newer file depends on. Raises FolderError."""
     for path in folders(root):
         if made_by := provenance_in(path):
             tier = DiskTier(root, ALL, made_by)

@@ -42,7 +42,7 @@ ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:
-    """The folders of other models and settings in `root`, beside `own`.
+    """The folders of other models and settings in `root`, without `own`.
 
     Files of the least recently used folder are deleted first.
     """
@@ -389,7 +389,7 @@ class DiskTier:
         return not is_whole or self._has_prefixes(record)  # or its prefixes were deleted for it
 
     def _make_room(self, size: int) -> None:
-        """Delete files: first those of other folders, then ours of the least worth that no other file depends on."""
+        """Delete files: first files of other folders, then own files of the least worth, after all that depend on them."""
         self._neighbours.free(self.num_bytes + size - self.max_bytes)
         while self.num_bytes + size > self.max_bytes:
             with self.index.lock:

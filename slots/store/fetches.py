@@ -111,9 +111,9 @@ class PricedIndex:
 
 
 def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return the run and position where a tree has the end of some tokens that follow the first `at` tokens of `node`.
+    """Return the run of a tree, and the position in the run, where some tokens end; None if the tree lacks any of them.
 
-    None: the tree does not have all of them.
+    The tokens follow the first `at` tokens of `node`.
     """
     while len(tokens):
         if at == len(node.tokens):
@@ -172,7 +172,7 @@ class Fetches:
         return job.request.keeps and job.request.index_scope.is_shared
 
     def look(self) -> None:
-        """Begin fetches, give up those that take too long, and release fetches whose requests run or have ended.
+        """Begin fetches, give up fetches that take too long, and release fetches whose requests run or have ended.
 
         Call it between two steps.
         """

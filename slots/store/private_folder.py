@@ -69,7 +69,7 @@ def own_folder(path: Path, flag: str) -> Path:
     return path
 
 
-MOST_TRIES = 10  # to lock a file that others remove; some file systems give a file another number at each look
+MOST_TRIES = 10  # to lock a file that other servers remove; on some file systems, a file's number changes
 
 
 def lock(file: Path) -> int:
@@ -113,7 +113,7 @@ def locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def places(folder: Path) -> Iterator[Path]:
-    """Yield a folder, then the folders beside it for servers that find it locked."""
+    """Yield a folder, then the folders next to it for servers that find it locked."""
     return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
 
 

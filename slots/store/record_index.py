@@ -275,7 +275,7 @@ class RecordIndex(RadixTree[IndexNode]):
             self._offer(entry)
 
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
-        """Mark the records before a record as used from `now` on, the first one of the path last. Return these records."""
+        """Mark the records before a record as used after `now`, the first record of the path last. Return these records."""
         *_, first = entry.runs()
         in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))

@@ -32,7 +32,7 @@ class LowerTier(Protocol):
 
     @property
     def name(self) -> str:
-        """The short name of the tier, in reports of where a prompt's tokens came from and in the names of metrics."""
+        """The short name of the tier, for reports of the origin of a prompt's tokens, and for names of metrics."""
         ...
 
     index: RecordIndex
