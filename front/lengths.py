@@ -70,7 +70,7 @@ class Lengths:
 
 
 def leading(path: Iterable[tuple[str, int]], cached_tokens: int) -> int:
-    """Return how many leading parts of a prompt were cached. A part counts as cached if more than half of its tokens were.
+    """Return how many leading parts of a prompt were cached. A part counts as cached if at least half of its tokens were.
 
     Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised separately
     have a few tokens more or less.

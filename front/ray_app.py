@@ -55,7 +55,7 @@ BESIDE = 100  # requests that a replica takes beyond its slots and queue: it ref
 MOST = 100_000  # requests of an ingress at a time
 ASKING = 32  # questions to all replicas at a time
 ENDED = (RayActorError, ObjectLostError)
-"""What Ray raises for a replica that has ended, and for a piece of its answer that was lost with it."""
+"""Ray's exceptions for a replica that has ended, and for a piece of its answer that was lost with the replica."""
 SOON = 30.0  # seconds for a request that all replicas must answer
 LOOK = 2.0  # seconds for a question that ignores silent replicas
 

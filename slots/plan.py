@@ -21,7 +21,7 @@ class HostCopy:
     stop: int
     data: np.ndarray | None = None
     users: int = 1
-    source: str = Source.HOST  # what its reuse counts as: the kind of copy, or the name of its lower tier
+    source: str = Source.HOST  # the origin that its reuse counts under: the kind of copy, or the name of its lower tier
     num_fetches: int = 0  # fetches of waiting requests that will need it
 
     def __len__(self) -> int:
