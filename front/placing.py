@@ -144,7 +144,7 @@ class Forward:
         """Return the ASGI scope of the request."""
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},  # as in uvicorn: applications look for a disconnect themselves
+            "asgi": {"version": "3.0", "spec_version": "2.3"},  # as in uvicorn: applications look for a disconnect
             "http_version": "1.1",
             "scheme": "http",
             "method": self.method,
