@@ -34,7 +34,7 @@ from .upstream import SOON, Headers, Sent, credentials_of
 
 logger = logging.getLogger("slotcache")
 
-# ---- Requests that are relayed unchanged, and what they share with chats. -----------------------------------------------
+# ---- Requests that are relayed unchanged, and code that chats share with them. ------------------------------------------
 
 REQUEST_ID = HEADER.lower().encode()
 SEPARATOR = re.compile(r"[/\\]")
@@ -58,7 +58,12 @@ class Proxy:
             await _while_connected(receive, self.exchange(scope, send, sent, reservation))
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
-        """Send a request and relay its answer. reservation: the memory of the request's body. Raises RequestError."""
+        """Send a request and relay its answer.
+
+        reservation: the memory of the request's body.
+
+        Raises RequestError.
+        """
         sent.reservation = reservation
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
@@ -138,16 +143,17 @@ async def _disconnect(receive: Receive) -> None:
 ORDER = b"x-slotcache-order"
 COPIES = 4  # times its body: the memory that a chat takes while it is ordered
 MAX_VALUE = 128  # characters of a header's value that may be a client's
-MAX_RANKS = 64  # of an order that the header names
+MAX_RANKS = 64  # ranks of an order that the header shows
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A chat that is being relayed.
 
-    session: the value of the affinity header; empty if the header is missing. plan: the order of the documents; None for a
-    chat without documents. model: the model's name in the request, as JSON. hides_usage: the front removes the chunk with
-    the usage, since the client did not ask for it.
+    session: the value of the affinity header; empty if the header is missing.
+    plan: the order of the documents; None for a chat without documents.
+    model: the model's name in the request, as JSON.
+    hides_usage: whether the front removes the chunk with the usage, since the client did not ask for it.
     """
 
     session: str = ""
@@ -168,7 +174,7 @@ class ChatProxy(Proxy):
         state.metrics.ordering.observe(perf_counter() - began)
         sent.headers = self._headers(sent.headers, ask.session)
         prefill = state.prefills.begin()
-        if ask.plan is None:  # its prefill counts: it is computed beside prompts that are judged by their wait
+        if ask.plan is None:  # its prefill counts, since it delays prompts that are judged by their wait
             try:
                 sent.reservation = reservation
                 await self.relay(sent, Relay(state, send, scope["path"], FirstChunk(prefill)))
@@ -194,7 +200,7 @@ class ChatProxy(Proxy):
 
     def _headers(self, headers: Headers, session: str) -> Headers:
         """Return the headers for the upstream: the client's, and the affinity header unless the client has set it."""
-        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # the front reads answers
+        kept = [(name, value) for name, value in headers if name != b"accept-encoding"]  # so that the front can read answers
         affinity = self._state.settings.affinity_header.lower().encode("latin-1")
         has_own = any(name == affinity for name, _ in kept)
         return [*kept, (affinity, session.encode("latin-1"))] if affinity and session and not has_own else kept
@@ -248,7 +254,7 @@ class WarmUpProxy(ChatProxy):
             return
         reservation.reserve(COPIES * len(sent.body))
         name, parts, body, session, plan, model = await state.threads.run(len(sent.body), self._open, sent.body)
-        # Prompts that wait come first: the engine has no time for others. A warm-up that hangs delays those of its model.
+        # Waiting prompts come first: a warm-up would delay them. A warm-up that hangs delays only warm-ups of its model.
         starts = bool(parts) and state.prefills.has_time_for(model) and state.warm_ups.has_room(len(body))
         if starts:
             headers = self._headers(sent.headers, session)
@@ -263,9 +269,9 @@ class WarmUpProxy(ChatProxy):
         """Return a turn's name, the parts to compute, the request for them, the affinity header's value, the plan of earlier
         turns, if these have documents, and the model's name. Raises RequestError.
 
-        The parts are those before the turn's documents; none if the upstream should have them.
+        The parts precede the turn's documents; there are none if the upstream should have them.
         """
-        state, whole, body = self._state, body, opening(body)  # first: it checks how much there is to decode
+        state, whole, body = self._state, body, opening(body)  # first: it limits how much is decoded
         decoded = decode(whole)
         name = decoded.get("id", "default") if isinstance(decoded, Mapping) else ""
         if not isinstance(name, str):
@@ -277,7 +283,7 @@ class WarmUpProxy(ChatProxy):
         if chat.turns:
             check(chat)
             plan = state.orders.plan(chat)
-            session = session or plan.first.key[:16]  # the chat will have the same
+            session = session or plan.first.key[:16]  # the chat will have the same session
             body, parts = write(chat, plan, wants_usage=False), [*plan.parts, *parts]
         model = bytes(chat.fields.get("model", b"null"))
         return name, [] if state.orders.has(parts) else parts, body, session, plan, model
@@ -336,5 +342,5 @@ async def _while_up(state: FrontState, app: Starlette) -> AsyncIterator[None]:
 
 
 async def metrics(request: Request) -> Response:
-    """Show the front's own metrics; the upstream's are at its own address."""
+    """Show the front's own metrics. The upstream shows its metrics at its own address."""
     return Response(request.app.state.app.metrics.exposition(), media_type="text/plain; version=0.0.4")

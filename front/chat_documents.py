@@ -19,11 +19,11 @@ from ..server.http.json_body import as_unicode, check_elements
 Fields = dict[str, Raw]
 EMPTY = (b"null", b"[]", b'""')
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON, no UTF-8, or too deep."""
+"""The exceptions for bytes that are not JSON, not UTF-8, or nested too deeply."""
 IN_FRONT = ("tools", "functions", "chat_template", "chat_template_kwargs", "system", "instructions")
 """Fields that come before the messages in a prompt."""
 NO_OPENING = ("id", "documents", "n", "n_predict", "stream_options", "response_format", "logprobs", "top_logprobs")
-"""Fields of a chat that have no use in a request of one token for the prompt before its documents."""
+"""Fields of a chat that are useless in a warm-up, which asks for one token after the prompt before the documents."""
 APART = ("model", "cache_salt", "extra_key", "cache_scope", "lora")
 """Fields that separate prompts in the upstream's cache."""
 
@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself honours, and removes."""
+    """The fields of a request that the front itself uses and removes."""
 
     document_order: Order | None = None
     best: BestPlace | None = None
@@ -62,7 +62,8 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 class PlainText:
     """A stretch of text in a prompt, which starts after a document or at the start of the prompt.
 
-    key: 32 hexadecimal digits."""
+    key: a digest, 32 hexadecimal digits.
+    """
 
     key: str
     chars: int
@@ -70,10 +71,12 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentTurn:
-    """A message with documents. at: the message's index. before: the text of the prompt before the documents.
+    """A message with documents.
 
-    name: 32 hexadecimal digits for all messages up to this one, with their documents. result: the other fields of a content
-    that is a list of documents; None if the content is anything else.
+    at: the message's index.
+    before: the text of the prompt before the documents.
+    name: a digest (32 hexadecimal digits) of all messages up to this one, with their documents.
+    result: the other fields of a content that is a list of documents; None if the content is anything else.
     """
 
     at: int
@@ -85,11 +88,14 @@ class DocumentTurn:
 
 @dataclass(frozen=True, slots=True)
 class DocumentChat:
-    """A decoded request. body: the whole body as Unicode. fields, messages: names and values, each value as JSON text of
-    the body.
+    """A decoded request.
 
-    names: 32 hexadecimal digits for each message and all messages before it, without their documents. chars: the number of
-    characters after the last document. before_last: the text before the last message. stream_options: the decoded field.
+    body: the whole body as Unicode.
+    fields, messages: names and values, each value as JSON text of the body.
+    names: for each message, a digest (32 hexadecimal digits) of it and all messages before it, without their documents.
+    chars: the number of characters after the last document.
+    before_last: the text before the last message.
+    stream_options: the request's field, decoded.
     """
 
     body: bytes
@@ -108,22 +114,22 @@ class DocumentChat:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client has not asked for a chunk with the usage. The upstream refuses wrong options, not the front."""
+        """Whether the client has requested no chunk with the usage. The front leaves wrong options to the upstream."""
         options = {} if self.stream_options is None else self.stream_options
         return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
 
 
 def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
-    """Return the chat in a body; it has no turns, if the request has no documents. Raises RequestError.
+    """Return the chat in a body; it has no turns if the request has no documents. Raises RequestError.
 
-    tool_documents: the default of the field.
+    tool_documents: the default of the request's field `tool_documents`.
     """
     check_elements(body)
     body = as_unicode(body)
     try:
         fields = msgspec.json.decode(body, type=Fields)
         messages = messages_of(fields)
-        check_number(messages)  # before each of them is looked into
+        check_number(messages)  # before any message is read
         read = [{name: msgspec.json.decode(value) for name, value in message.items()} for message in messages]
         top = msgspec.json.decode(fields.get("documents", b"null"))
         asked, named, stream_options = (
@@ -175,8 +181,10 @@ def opening(body: bytes) -> bytes:
 
 
 def messages_of(fields: Fields) -> list[Fields]:
-    """Return the messages of a chat, or the `input` of a response: its items, or one message with the user's text. Raises
-    msgspec.DecodeError."""
+    """Return the messages of a chat, or the `input` of a response: its items, or one message with the user's text.
+
+    Raises msgspec.DecodeError.
+    """
     said = next((value for name in ("messages", "input") if (value := bytes(fields.get(name, b"null"))) != b"null"), b"[]")
     said = b'[{"role":"user","content":%b}]' % said if said.startswith(b'"') else said
     return msgspec.json.decode(said, type=list[Fields])
@@ -193,7 +201,7 @@ def _options(fields: Fields) -> FrontOptions:
 
 
 def _decoded(fields: Fields, names: Sequence[str]) -> dict[str, object]:
-    """Return some fields that are not null."""
+    """Return the fields with these names that are not null."""
     return {name: value for name in names if name in fields and (value := msgspec.json.decode(fields[name])) is not None}
 
 
@@ -204,8 +212,11 @@ def _conversation(named: object) -> str | None:
 
 
 class Cutter:
-    """Cuts messages at their documents. turns, names, chars: as in `DocumentChat`. before: the text before the last
-    message."""
+    """Cuts messages at their documents.
+
+    turns, names, chars: as in `DocumentChat`.
+    before: the text before the last message.
+    """
 
     def __init__(self, fields: Fields) -> None:
         self.turns: list[DocumentTurn] = []

@@ -23,13 +23,13 @@ from .settings import HOSTING, FrontSettings, settings_of
 from .state import FrontState
 
 logger = logging.getLogger("slotcache")
-GRACE = 5.0  # s that answers already under way have at shutdown
-DESCRIPTORS = 2  # of a connection: a client's, and the upstream's for it
-LAST = 3  # s for the last event of these answers, to clients that read slowly
+GRACE = 5.0  # s that open answers have at shutdown
+DESCRIPTORS = 2  # of a client's connection: its own, and the upstream connection for it
+LAST = 3  # s for the last event of an answer that is ended, to clients that read slowly
 
 
 class FrontServer(ListeningServer):
-    """uvicorn, but an answer that takes too long at shutdown ends with an error, and is not broken off."""
+    """A uvicorn server that ends slow answers at shutdown with an error, instead of breaking them off."""
 
     def __init__(self, config: uvicorn.Config, state: FrontState) -> None:
         super().__init__(config, most_connections(DESCRIPTORS), state.hosting)

@@ -23,11 +23,11 @@ from .upstream import Headers, Upstream, credentials_of
 
 # ---- The tokens of a prompt as each engine reports them in its answer, read while the answer passes. --------------------
 
-MOST_TOKENS = 1 << 31  # of a figure: no prompt has more, and integers of JSON may be too large for any float
-FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in a text of the answer the quotes would be escaped
+MOST_TOKENS = 1 << 31  # the largest figure that is read: integers of JSON may be too large for any float
+FIGURES = re.compile(rb'"(?:usage|timings|slotcache)"\s*:\s*\{')  # in an answer's text, the quotes would be escaped
 
 TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{')
-"""Finds a token in a chunk of an answer. A chunk with the role alone may come before the first one."""
+"""Finds a token in a chunk of an answer. A chunk with the role alone may come before the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EngineFeedback:
         return cls(_first(_number(usage, "prompt_tokens"), prompt), cached, _ids(_part(answer, "slotcache")))
 
     def __or__(self, later: EngineFeedback) -> EngineFeedback:
-        """Return the newest of each figure."""
+        """Return the newest value of each figure."""
         return EngineFeedback(
             _first(later.prompt_tokens, self.prompt_tokens),
             _first(later.cached_tokens, self.cached_tokens),
@@ -64,7 +64,10 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes the first token of an answer, and reads nothing else. prefill: times the wait of the answer's prompt."""
+    """Notes the first token of an answer, and reads nothing else.
+
+    prefill: times the wait of the answer's prompt.
+    """
 
     def __init__(self, prefill: Prefill | None) -> None:
         self._prefill = prefill
@@ -80,9 +83,9 @@ class FirstChunk:
 
 
 class Listener(FirstChunk):
-    """Also reads how many tokens the answer reports. hides_usage: the chunk with the usage is removed, since the client did
-    not ask for it.
+    """Also reads how many tokens the answer reports.
 
+    hides_usage: whether the chunk with the usage is removed, since the client did not ask for it.
     feedback: None if nothing could be read.
     """
 
@@ -141,11 +144,12 @@ def _first(*numbers: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """The API of an engine. knows_documents: the engine orders documents itself, and gets requests unchanged.
-    reports_in_streams: a stream reports its tokens even if the client does not ask for the usage.
+    """The API of an engine.
 
+    knows_documents: whether the engine orders documents itself, and gets requests unchanged.
+    reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
     text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
-    engine has no such route.
+        engine has no such route.
     """
 
     name: str
@@ -165,14 +169,17 @@ ENGINES = {
         EngineApi("openai"),
     )
 }
-ASK_AGAIN = 30.0  # seconds after an answer that there are no models
-NO_ROUTE = (404, 405, 501)  # statuses of routes that an engine does not have, whoever asks
+ASK_AGAIN = 30.0  # seconds until the next question, if the upstream has no list of models
+NO_ROUTE = (404, 405, 501)  # statuses of routes that an engine does not have for any client
 OWNERS = {"llamacpp": "llama", "vllm": "vllm", "sglang": "sglang", "slotcache": "slotcache"}
-"""The `owned_by` of an engine's models."""
+"""The engine, by the `owned_by` of its models."""
 
 
 class Finder:
-    """Finds out which engine the upstream is, once. dialect: the engine's name, or `auto` to ask the upstream."""
+    """Finds out once which engine the upstream is.
+
+    dialect: the engine's name, or `auto` to ask the upstream.
+    """
 
     def __init__(self, upstream: Upstream, dialect: str) -> None:
         self._upstream = upstream
@@ -180,7 +187,10 @@ class Finder:
         self._until = inf
 
     async def engine(self, headers: Headers) -> EngineApi:
-        """Return the engine that the upstream's list of models names. headers: the headers of the client's request."""
+        """Return the engine that the upstream's list of models names.
+
+        headers: the headers of the client's request.
+        """
         if self._known is not None and monotonic() < self._until:
             return self._known
         try:
@@ -188,7 +198,7 @@ class Finder:
         except RequestError:
             return ENGINES["openai"]  # for now: the answer to the request itself will say what is wrong
         if answer.status not in (200, *NO_ROUTE):
-            return ENGINES["openai"]  # this client may not ask, or not now; the next one may
+            return ENGINES["openai"]  # this client may not read the list, or not now; another client may
         self._known = ENGINES[OWNERS.get(_owner(answer.body), "openai")]
         self._until = inf if answer.status == 200 else monotonic() + ASK_AGAIN
         return self._known
@@ -204,16 +214,18 @@ def _owner(body: bytes) -> str:
         return ""
 
 
-# ---- Tokens of new documents, counted by the upstream beside the requests. ----------------------------------------------
+# ---- Tokens of new documents, counted by the upstream in the background. ------------------------------------------------
 
-MAX_WAITING = 200  # documents; the tokens of more are guessed by their characters
+MAX_WAITING = 200  # documents; the tokens of further documents are guessed by their characters
 LONGEST = 50_000  # characters, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A document whose tokens are to be counted. headers, model: from the request that brought the document, so that its
-    text is sent with the key of its own client."""
+    """A document whose tokens are to be counted.
+
+    headers, model: from the request that brought the document, so that its text is sent with the key of its own client.
+    """
 
     text: str
     engine: EngineApi
@@ -231,8 +243,11 @@ class Counting:
         self._has_route = True
 
     def add(self, documents: Iterable[Document], engine: EngineApi, headers: Headers, model: bytes) -> None:
-        """Queue documents for counting. headers: of the request that brought them. model: the model's name in the request,
-        as JSON."""
+        """Queue documents for counting.
+
+        headers: the headers of the request that brought the documents.
+        model: the model's name in the request, as JSON.
+        """
         if not self._has_route or not engine.text_field:
             return
         own = credentials_of(headers)
@@ -247,7 +262,7 @@ class Counting:
             self._working.cancel()
 
     async def _work(self) -> None:
-        """Count all that wait; give up if the upstream cannot: the next new document is another try."""
+        """Count all waiting documents. Give up if the upstream fails: the next new document is another try."""
         while self._waiting:
             key, asked = self._waiting.popitem(last=False)
             body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}
@@ -264,7 +279,7 @@ class Counting:
 
 
 def _count_in(body: bytes) -> int | None:
-    """Return the number of tokens in an answer; None for something else."""
+    """Return the number of tokens in an answer; None if it has no tokens."""
     answer = decode(body)
     tokens = answer.get("tokens") if isinstance(answer, Mapping) else None
     return len(tokens) if isinstance(tokens, list) else None

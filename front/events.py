@@ -30,7 +30,7 @@ class Events:
 
     def push(self, data: bytes) -> bytes:
         """Take bytes, and return all events that are whole now. Raises EventError if an event is too large."""
-        begin = max(len(self._rest) - LONGEST_BLANK + 1, 0)  # no blank line ends before: each byte is looked at once
+        begin = max(len(self._rest) - LONGEST_BLANK + 1, 0)  # no blank line ends before it: each byte is searched once
         self._rest += data
         end = max((found.end() for found in BLANK.finditer(self._rest, begin)), default=0)
         whole = bytes(self._rest[:end])
@@ -64,7 +64,10 @@ def data_of(event: bytes) -> bytes:
 
 
 def closing(error: RequestError, path: str) -> bytes:
-    """Return the last events of a stream that breaks off with this error. path: chooses the API whose clients read them."""
+    """Return the last events of a stream that breaks off with this error.
+
+    path: the path of the request, which decides the API.
+    """
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"
     return b"data: " + msgspec.json.encode(error.body()) + b"\n\n" + (DONE if path.endswith(OPENAI) else b"")

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-CHARS_A_TOKEN = 4.0  # before the first answer: about English's
-LEAST_CHARS = 0.1  # a token: figures that are wrong must not bring the ratio to zero
+CHARS_A_TOKEN = 4.0  # before the first answer: about right for English
+LEAST_CHARS = 0.1  # per token: wrong figures must not bring the ratio to zero
 WEIGHT = 0.1  # of the newest answer in the learnt ratio
 
 
@@ -22,7 +22,10 @@ class Measurable(Protocol):
 
 
 class Lengths:
-    """Counts tokens. most: documents whose count is remembered; the least recently used one is dropped first."""
+    """Counts tokens.
+
+    most: documents whose count is remembered; the least recently counted document is dropped first.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -39,19 +42,20 @@ class Lengths:
         return key in self._counted
 
     def count(self, key: str, tokens: int) -> None:
-        """Remember what the upstream counted."""
+        """Remember the upstream's count of a document's tokens."""
         self._counted[key] = tokens
         self._counted.move_to_end(key)
         while len(self._counted) > self._most:
             self._counted.popitem(last=False)
 
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
-        """Return the key and the number of tokens of each part of a prompt. prompt_tokens: of the whole prompt; None: not
-        known.
+        """Return the key and the number of tokens of each part of a prompt.
 
-        chars: the characters of the prompt after the last part. Counted parts keep their counts. The other tokens are
-        spread over the other parts by characters, so that the template's own text counts as well. Prompts without a counted
-        part teach the ratio of tokens to characters.
+        Counted parts keep their counts. The other tokens are spread over the other parts by characters, so that the
+        template's own text counts, too. Prompts without a counted part teach the ratio of characters to tokens.
+
+        chars: the characters of the prompt after the last part.
+        prompt_tokens: the tokens of the whole prompt; None: not known.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]
@@ -66,10 +70,10 @@ class Lengths:
 
 
 def leading(path: Iterable[tuple[str, int]], cached_tokens: int) -> int:
-    """Return how many leading parts of a prompt were cached. A part counts as cached if more than half of its tokens were.
+    """Return how many leading parts of a prompt were cached. A part counts as cached if at least half of its tokens were.
 
-    Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised apart have a
-    few tokens more or less.
+    Exact sums are not possible: engines round cached tokens down to whole blocks, and parts that are tokenised separately
+    have a few tokens more or less.
     """
     number, left = 0, float(cached_tokens)
     for _, tokens in path:

@@ -1,4 +1,4 @@
-"""Learns which prompts the upstream has cached, and orders documents by it. The front's metrics are here as well."""
+"""Learns which prompts the upstream has cached, and orders documents by it. Also has the front's metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from .lengths import Lengths, leading
 from .prefills import PrefillSpeeds
 from .settings import FrontSettings
 
-# ---- The front's metrics: requests by their end, and the reuse of documents that was expected and reported. -------------
+# ---- The front's metrics: requests by status, and the expected and reported reuse of documents. -------------------------
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 
 
 class FrontMetrics:
-    """The metrics of one front, in a registry of their own. size: returns the number of prompt parts that the upstream
-    should have."""
+    """The metrics of one front, in a registry of their own.
+
+    size: returns the number of prompt parts that the upstream should have.
+    """
 
     def __init__(self, size: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -49,7 +51,7 @@ class FrontMetrics:
         self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts with documents", registry=registry)
         of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
         self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
-        self.unreported = Counter(f"{prefix}_untold", "Answers that tell no cached tokens", registry=registry)
+        self.unreported = Counter(f"{prefix}_unreported", "Answers without a number of cached tokens", registry=registry)
         of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
         self.stale = Counter(f"{prefix}_stale", of_stale, registry=registry)
         self.warmed = Counter(f"{prefix}_warmed", "Prompts computed during a search up to its documents", registry=registry)
@@ -66,18 +68,21 @@ class FrontMetrics:
 
 
 MAX_TURNS = 20_000  # turns whose order is kept: about 300 bytes each
-MAX_RANKS = 1_000_000  # of all these orders together: about 36 bytes each
+MAX_RANKS = 1_000_000  # ranks of all these orders: about 36 bytes each
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: by retrieval rank, without those that an earlier turn shows. repeated: the ids of documents that an
-    earlier turn shows. order: ranks. in_place: each hint about a repeated document stands at the document's rank;
-    otherwise all hints follow the documents. why: the reason for the order. `cached`: the order starts with documents
-    that the upstream should have. `rank`: the upstream should have none of them. `kept`: an earlier prompt has the same
-    order. `asked`: another policy chose the order.
+    documents: in retrieval rank, without documents that an earlier turn shows.
+    repeated: the ids of documents that an earlier turn shows.
+    order: the ranks of the documents, in the order of the prompt.
+    in_place: whether each hint about a repeated document stands at the document's rank; otherwise all hints follow the
+        documents.
+    why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
+        upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy chose the
+        order.
     """
 
     turn: DocumentTurn
@@ -95,7 +100,7 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt. The id of a repeated document stands where its hint is."""
+        """The documents in the order of the prompt. A repeated document's id stands in the place of its hint."""
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)
@@ -104,7 +109,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a prompt: a document, or the text up to the next one. document: None for a text."""
+    """A part of a prompt: a document, or the text up to the next document.
+
+    document: None for a text.
+    """
 
     key: str
     chars: int
@@ -168,8 +176,10 @@ class OrderPlan:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What an answer taught. cached: the number of leading parts that were cached; None: not reported. is_stale: parts that
-    should have been cached were not, as the wait for the first token showed.
+    """What the front has learnt from an answer.
+
+    cached: the number of leading parts that were cached; None: not reported.
+    is_stale: whether the wait for the first token showed that parts were not cached although they should have been.
     """
 
     cached: int | None
@@ -177,7 +187,10 @@ class Learnt:
 
 
 class Onward:
-    """The part of the knowledge tree below one place: an `Index`. place: None if the tree does not know the prompt."""
+    """The part of the knowledge tree below one place: an `Index`.
+
+    place: None if the tree does not know the prompt.
+    """
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
         self._place = place
@@ -211,7 +224,7 @@ class Orders:
         placed: list[Placed] = []
         parts: list[PromptPart] = []
         seen: set[str] = set()
-        # All requests wait for the lock: texts are made before it is taken.
+        # All requests wait for the lock, so texts are made before it is taken.
         made = {document.key: PromptPart.of(document) for turn in chat.turns for document in turn.documents}
         with self._lock:
             place, known = self._tree.start(), 0
@@ -244,7 +257,10 @@ class Orders:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree by an answer. seconds: until the first token; used if no cached tokens are reported."""
+        """Correct the tree after an answer.
+
+        seconds: the wait for the first token; used if no cached tokens are reported.
+        """
         if reported.documents:
             plan = plan.ordered_by(reported.documents)
         with self._lock:
@@ -265,9 +281,10 @@ class Orders:
         return Learnt(None if is_timed else cached, is_stale)
 
     def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
-        """Order the documents of a turn. seen: keys of documents that earlier turns show; the turn's are added.
+        """Order the documents of a turn.
 
-        place: the end of the text before them in the tree; None if the tree lacks it.
+        seen: the keys of documents that earlier turns show; the keys of this turn's documents are added.
+        place: the node at the end of the text before the documents; None if the tree lacks that text.
         """
         options, settings = chat.options, self._settings
         dedup = options.dedup or settings.dedup
@@ -306,7 +323,7 @@ class Orders:
             self._num_ranks -= len(evicted)
 
     def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
-        """Follow parts of a prompt from a place on. Return their end, None if the tree lacks it, and how many it has."""
+        """Follow parts of a prompt from a place. Return their end, None if the tree lacks any, and how many it has."""
         for number, part in enumerate(parts):
             if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
@@ -320,14 +337,17 @@ logger = logging.getLogger("slotcache")
 
 
 class Learning:
-    """Learns from answers, in threads of its own. Used by one event loop."""
+    """Learns from answers, in worker threads of the event loop that uses it."""
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics
         self._has_reported = self._has_warned = False
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
-        """Learn from the answer to a prompt, now or soon. seconds: until the first token; None: not known."""
+        """Learn from the answer to a prompt, now or soon.
+
+        seconds: the wait for the first token; None: not known.
+        """
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
@@ -335,7 +355,7 @@ class Learning:
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
-        """Return the figures, with a zero if an engine that reports cached tokens omits it, as vLLM does."""
+        """Return the figures. If an engine that reports cached tokens omits them, as vLLM does, there were 0."""
         self._has_reported |= reported.cached_tokens is not None
         if reported.cached_tokens is None and self._has_reported and reported.prompt_tokens is not None:
             return replace(reported, cached_tokens=0)

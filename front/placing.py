@@ -21,7 +21,7 @@ from .events import data_of, split
 from .lengths import CHARS_A_TOKEN, Lengths
 from .orders import PromptPart
 
-# ---- What an answer of slotcache reports of a replica's cache, read while the answer passes. ----------------------------
+# ---- A replica's cache as slotcache's answers report it, read while the answers pass. -----------------------------------
 
 OWN_FIELD = b'"slotcache"'
 LARGEST = 16 << 20  # bytes of an answer's JSON that are read
@@ -44,7 +44,10 @@ class AnswerReport(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """An answer, or the last chunk of an answer. response: the field of a Responses event that has the whole answer."""
+    """An answer, or the last chunk of an answer.
+
+    response: the field of a Responses event that has the whole answer.
+    """
 
     id: str = ""
     slotcache: AnswerReport | None = None
@@ -56,8 +59,12 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """The part of an answer that has arrived. status: 0 before the head. report: None before the end. body: empty for a
-    stream."""
+    """The part of an answer that has arrived.
+
+    status: 0 before the head.
+    report: None before the end.
+    body: empty for a stream.
+    """
 
     status: int = 0
     id: str = ""
@@ -87,7 +94,7 @@ class ReplicaAnswer:
 
     @property
     def remembered(self) -> Iterator[tuple[str, str]]:
-        """Yield the kind and the id of all that the replica has stored for later requests."""
+        """Yield the kind and the id of each conversation and answer that the replica has stored for later requests."""
         if self.report and (conversation := self.report.conversation) and conversation.remembered:
             yield "conversation", conversation.id
             yield "answer", self.id
@@ -112,7 +119,12 @@ LOOPBACK = ("127.0.0.1", 0)
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A request with its whole body. path: decoded. query: as sent. only: the one replica that may answer it; empty: any."""
+    """A request with its whole body.
+
+    path: decoded.
+    query: as sent.
+    only: the one replica that may answer it; empty: any.
+    """
 
     method: str
     path: str
@@ -125,14 +137,14 @@ class Forward:
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
         """Make a forward from an ASGI request. The path loses the route's prefix, by which Ray found the application."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # it was unpacked
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # the body was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
 
     def scope(self) -> Scope:
         """Return the ASGI scope of the request."""
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},  # uvicorn's: applications look for a disconnect themselves
+            "asgi": {"version": "3.0", "spec_version": "2.3"},  # as in uvicorn: applications look for a disconnect
             "http_version": "1.1",
             "scheme": "http",
             "method": self.method,
@@ -156,8 +168,7 @@ class Answering:
         self._news, self._is_disconnected, self._is_read = asyncio.Event(), asyncio.Event(), False
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
-        """Yield the answer as it arrives, some ASGI messages at a time. If the caller stops, the application sees a
-        disconnect."""
+        """Yield the answer as it arrives, some ASGI messages at a time. A caller that stops looks like a disconnect."""
         work = asyncio.ensure_future(self._app(self._forward.scope(), self._receive, self._send))
         work.add_done_callback(lambda _: self._news.set())
         try:
@@ -187,8 +198,7 @@ class Answering:
 
 
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
-    """Return the application of a replica, or a refusal if the request is for another replica. That replica is no longer
-    up."""
+    """Return the application of a replica, or a refusal if the request is for another replica, which is no longer up."""
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
 
@@ -213,20 +223,22 @@ ANSWER = 100  # tokens of an answer, if the request sets no limit
 ANSWERED = ("/chat/completions", "/responses", "/v1/messages")  # the ends of paths whose requests begin a session
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 MOST_COUNTED = 40_000  # documents whose tokens are remembered
-MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that place a request: prompts seldom have more
-MOST_AHEAD = 10_000.0  # tokens of prefill, beside the request's, by which a history's replica may be busier than others
+MOST_PLACED, MOST_BEFORE = 1000, 1000  # documents and earlier messages that decide a replica: prompts seldom have more
+MOST_AHEAD = 10_000.0  # tokens of prefill, plus the request's, by which the replica of its history may be busier
 MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica refuses longer ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a request would reuse, and where.
+    """The documents and sessions of a request, which show what it would reuse at which replica.
 
-    documents: those of the first message that has some, at most `MOST_PLACED`. at: the index of that message. front: the
-    key of the text before the documents, different for each scope. stored: the session of the stored conversation or
-    answer that the request continues; one replica has it; empty: none. history: the sessions of the earlier messages,
-    the newest first. own: the session of the answer: `stored`, else a new one; empty: none. tokens: an estimate for the
-    prompt without `documents`.
+    documents: the documents of the first message that has any, at most `MOST_PLACED`.
+    at: the index of that message.
+    front: the key of the text before the documents, different for each scope.
+    stored: the session of the stored conversation or answer that the request continues, which one replica has; empty: none.
+    history: the sessions of the earlier messages, the newest first.
+    own: the session of the answer: `stored`, else a new one; empty: none.
+    tokens: an estimate of the prompt's tokens without documents.
     """
 
     scope: str = ""
@@ -241,8 +253,7 @@ class Needs:
 
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
-        """Read a request. A request that is neither a chat nor about stored state needs nothing: any replica may answer or
-        refuse it."""
+        """Read a request. Any replica may answer or refuse a request that is neither a chat nor about stored state."""
         if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
             kind, id = filter(None, found.groups())
             return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
@@ -283,7 +294,10 @@ class Needs:
 
 
 class Fleets:
-    """What all requests taught about the replicas. Thread-safe. tool_documents: the default of the request's field."""
+    """Learns from all requests what the replicas have cached, and how busy they are. Thread-safe.
+
+    tool_documents: the default of the request's field `tool_documents`.
+    """
 
     def __init__(self, tool_documents: str = "off") -> None:
         self.tool_documents = tool_documents
@@ -293,7 +307,7 @@ class Fleets:
         self._lock = Lock()
 
     def keep(self, names: Collection[str]) -> None:
-        """Keep these replicas, and forget all others."""
+        """Keep these replicas, and forget all other replicas."""
         if self.names != frozenset(names):
             self.names = frozenset(names)
             self.fleet.replicas(self.names)
@@ -305,7 +319,10 @@ class Fleets:
         return self._ahead.get(name, 0.0)
 
     def add(self, name: str, work: float) -> None:
-        """Count work at a replica. work: less than 0 when it is done."""
+        """Count work at a replica.
+
+        work: in tokens of prefill; negative once the work is done.
+        """
         with self._lock:
             if name in self._ahead:
                 self._ahead[name] = max(self._ahead[name] + work, 0.0)
@@ -335,21 +352,21 @@ class Asked:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether replicas were ranked for the request before, and none has taken it."""
+        """Whether replicas have been ranked for the request before."""
         return bool(self._placements)
 
     @property
     def is_bound(self) -> bool:
-        """Whether a replica that is up has stored what the request continues."""
+        """Whether a replica that is up has the stored conversation or answer that the request continues."""
         return self.fleets.fleet.home(self.needs.stored) in self.fleets.names
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the request continues something stored, and no replica that is up is known to have it."""
+        """Whether the request continues a stored conversation or answer that no replica that is up is known to have."""
         return bool(self.needs.stored) and not self.is_bound
 
     def found_at(self, name: str) -> None:
-        """Note that a replica has stored what the request continues."""
+        """Note that a replica has the stored conversation or answer that the request continues."""
         self.fleets.fleet.served(name, (), self.needs.stored)
 
     def rank(self, names: Collection[str]) -> list[str]:
@@ -382,7 +399,7 @@ class Asked:
             self._is_over = True
             self.fleets.add(self.replica, -self._work)
         if self.replica not in self.fleets.names:
-            return  # the replica is gone, and has answered to the end: its cache is lost
+            return  # the replica is gone, although this answer went on to its end: its cache is lost
         fleet, documents = self.fleets.fleet, {part.document.id: part for part in self.needs.documents if part.document}
         reported = [(documents[one.id], one) for one in answer.documents if one.id in documents]
         for document, one in reported:
@@ -411,7 +428,7 @@ class Asked:
             fields = msgspec.json.decode(self.forward.body or b"{}", type=Fields)
             said = [bytes(message.get("content", b"")).decode() for message in messages_of(fields)]
         except NO_JSON:
-            return self.forward.path  # its replica refuses it; a request whose router fails waits for ever
+            return self.forward.path  # the replica refuses the request; if its router failed, it would wait for ever
         said[self.needs.at : self.needs.at] = map(document_text, documents)
         return "".join(said) or self.forward.path
 
@@ -435,7 +452,11 @@ class Asked:
 
 
 def session(kind: str, scope: str, id: str) -> str:
-    """Return the name of a session. kind: a conversation, an answer or a history. id: unique within the scope."""
+    """Return the name of a session.
+
+    kind: a conversation, an answer or a history.
+    id: unique within the scope.
+    """
     return msgspec.json.encode((kind, scope, id)).decode()
 
 
@@ -444,19 +465,19 @@ def _is_too_long(*names: str) -> bool:
 
 
 def _text(fields: Fields, name: str) -> str:
-    """Return a field that is a text; empty for another one."""
+    """Return a field if it is a text, else an empty text."""
     value = _value(fields, name)
     return value if isinstance(value, str) else ""
 
 
 def _answer(fields: Fields) -> int:
-    """Return the tokens that an answer has, about: as many as the request allows, if they are few."""
+    """Return about how many tokens the answer will have: the request's limit if it is low, else `ANSWER`."""
     limits = [_value(fields, name) for name in LIMITS]
     return min((limit for limit in limits if type(limit) is int and 0 <= limit < ANSWER), default=ANSWER)
 
 
 def _value(fields: Fields, name: str) -> object:
-    """Return a field; None for one that is missing, or that its replica will refuse, such as 1e999."""
+    """Return a field; None if it is missing, or if the replica will refuse its value, such as 1e999."""
     try:
         return msgspec.json.decode(fields.get(name, b"null"))
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Measures how long prompts wait for their first token. The wait shows what was cached if the engine does not report it."""
+"""Measures how long prompts wait for their first token. The wait tells what an engine without reports had cached."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from statistics import median
 from time import perf_counter
 
 SAMPLES = 15  # the newest waits of a model, whose median is its speed
-LEAST = 3  # waits that have to be known before one is judged
-MOST_MODELS = 16  # whose speeds are kept
-SHARE = 1 / 3  # of a prompt: if less is expected to be cached, its wait is a cold prompt's; if more, the wait is judged
-MOST_SLOWER = 1.2  # times as long as a cold prompt that one may take
+LEAST = 3  # waits that have to be known before a wait is judged
+MOST_MODELS = 16  # models whose speeds are kept
+SHARE = 1 / 3  # of a prompt: if less should be cached, the prompt counts as cold; if more, its wait is judged
+MOST_SLOWER = 1.2  # times a cold prompt's time: a longer wait shows that earlier prompts were not cold
 
 
 class Prefills:
-    """The prompts that wait for their first token. Used by one event loop. clock: returns seconds.
+    """The prompts that wait for their first token. Used by one event loop.
 
     A wait counts only if the engine computes no other prompt at the same time.
+
+    clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.num_waiting = self.num_started = 0
-        self.warming: Counter[bytes] = Counter()  # those of `num_waiting` that no client waits for, by their models
+        self.warming: Counter[bytes] = Counter()  # prompts of `num_waiting` that no client waits for, by model
 
     def begin(self) -> Prefill:
         """Return a prompt that is sent now."""
@@ -35,14 +37,14 @@ class Prefills:
         return Prefill(self, model)
 
     def has_time_for(self, model: bytes) -> bool:
-        """Whether a warm-up of this model would delay nobody: all waiting prompts are warm-ups, and of other models."""
+        """Return whether a warm-up of this model delays nobody: all waiting prompts are warm-ups of other models."""
         return self.num_waiting == self.warming.total() - self.warming[model]
 
 
 class Prefill:
-    """A prompt that the upstream computes. seconds: until the first token; None if no token came, or if other prompts
-    waited at the same time.
+    """A prompt that the upstream computes.
 
+    seconds: the wait for the first token; None if no token came, or if other prompts waited at the same time.
     warms: the model of a prompt that is sent ahead of its turn.
     """
 
@@ -69,21 +71,23 @@ class Prefill:
 
 
 class PrefillSpeeds:
-    """The prefill time of each model, in seconds a token, learnt from prompts of which little should have been cached.
+    """The prefill time of each model, in seconds per token, learnt from prompts of which little should have been cached.
 
     The time is a median, so that a single wait with another cause changes nothing.
     """
 
     def __init__(self) -> None:
-        self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds a token, by the model's name
+        self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds per token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
-        """Return about how many of a prompt's tokens were cached; None if that is unknown, or if as many as expected were.
+        """Return about how many of a prompt's tokens were cached; None if unknown, or if about as many as expected were.
 
-        expected: the tokens that should be cached. seconds: until the first token. A long prompt that should be cached
-        is stale if its time is nearer to the time of a cold prompt than to the expected time (CacheWeaver, 3.4). A
-        prompt that takes clearly longer than a cold one shows that the earlier prompts were not cold: a new front takes
-        the cached prompts of a warm engine for cold ones.
+        A long prompt that should be cached is stale if its time is nearer to the time of a cold prompt than to the expected
+        time (CacheWeaver, 3.4). A prompt that takes clearly longer than a cold one shows that the earlier prompts were not
+        cold: a new front takes the cached prompts of a warm engine for cold prompts.
+
+        expected: the tokens that should be cached.
+        seconds: the wait for the first token.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))
         self._waits.move_to_end(model)

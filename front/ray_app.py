@@ -1,6 +1,6 @@
 """slotcache in several replicas on Ray Serve: `serve run slotcache.front.ray_app:app`.
 
-    Ray's proxy -> Ingress -> CacheRouter -> Engine, one of several: the server as it is, without a port
+    Ray's proxy -> Ingress -> CacheRouter -> Engine, one of several: the unchanged server, without a port
 
 The ingress reads each request, because Ray's routers see no bodies. Ray starts, checks, replaces and adds replicas.
 """
@@ -50,14 +50,14 @@ EVERYWHERE = {
     ("POST", "/v1/sources/refresh"),
     ("POST", "/lora-adapters"),
 }
-"""Requests that all replicas get, beside those that delete a conversation or an answer."""
-BESIDE = 100  # requests that a replica takes beside those that run or wait: its own queue refuses, and orders by cache
+"""Requests that all replicas get, in addition to requests that delete a conversation or an answer."""
+BESIDE = 100  # requests that a replica takes beyond its slots and queue: it refuses requests itself
 MOST = 100_000  # requests of an ingress at a time
 ASKING = 32  # questions to all replicas at a time
 ENDED = (RayActorError, ObjectLostError)
-"""What Ray raises for a replica that has ended, and for a piece of its answer that was lost with it."""
+"""Ray's exceptions for a replica that has ended, and for a piece of its answer that was lost with the replica."""
 SOON = 30.0  # seconds for a request that all replicas must answer
-LOOK = 2.0  # seconds for a question that does without silent replicas
+LOOK = 2.0  # seconds for a question that ignores silent replicas
 
 
 class Engine:
@@ -123,7 +123,7 @@ class Ingress:
         self._fleets, self._keys = Fleets(settings.tool_documents), Keys.of(settings)
         self._bodies = Bodies.up_to(settings.max_body << 20)
         origins = Origins(settings)
-        listed = Gate(self._list, settings, self._keys, origins)  # no replica checks who asks for these
+        listed = Gate(self._list, settings, self._keys, origins)  # no replica checks the key for this list
         self._listed = CrossOrigin(listed, origins) if origins else listed
         self._asking = ThreadPoolExecutor(ASKING, "ask")
 
@@ -134,7 +134,7 @@ class Ingress:
         """Answer a request. Raises RequestError."""
         headers = Headers(scope=scope)
         if not self._keys.admit(headers):
-            # A replica refuses it, or shows what is public: its body is not read, and takes no room.
+            # A replica refuses the request, or answers with public data. Its body is not read, so it takes no memory.
             await self._pass_on(Asked(Forward.of(scope, b""), Needs(), self._fleets), send)
             return
         only = headers.get(REPLICA, "")
@@ -161,9 +161,9 @@ class Ingress:
         await JSONResponse({"object": "list", "data": names})(scope, receive, send)
 
     async def _look_for(self, asked: Asked) -> None:
-        """Find the replica that has stored what a request continues: one that found it in its folder, say.
+        """Find the replica that has the stored conversation or answer of a request, for example in its folder.
 
-        A replica that hangs must not delay conversations of others: it counts as one without the stored state.
+        A replica that hangs counts as one without it, and does not delay the conversations of other replicas.
         """
         found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:
@@ -171,7 +171,10 @@ class Ingress:
                 asked.found_at(name)
 
     async def _send_to_all(self, forward: Forward, scope: Scope, send: Send) -> None:
-        """Send a request to all replicas. The answer is an error of one, else the sum; 404 only if all answer so."""
+        """Send a request to all replicas. The answer is the first error, else the sum of the answers.
+
+        A 404 counts as an error only if every replica refuses the request.
+        """
         results = await self._ask_all(SOON, "whole", forward)
         if any(isinstance(one, TimeoutError) for one in results):
             raise RequestError(f"a replica was silent for {SOON:g} s", status=504, code="replica_timeout")
@@ -187,13 +190,13 @@ class Ingress:
         await JSONResponse(total, status_code=said.status if said else 200)(scope, _nothing, send)
 
     async def _names(self) -> list[str]:
-        """Return the names of the replicas that are up, and answer."""
+        """Return the names of the replicas that are up and answer."""
         return sorted(name for name in await self._ask_all(LOOK, "name") if isinstance(name, str))
 
     async def _ask_all(self, seconds: float, method: str, *arguments: object) -> list[object]:
-        """Call a method of all replicas. Return the results, with an exception of one that has just ended or is silent.
+        """Call a method of all replicas. The result of a replica that has ended or is silent is an exception.
 
-        Ray's own call for an event loop has no result at all if one replica is silent; this one has the others' results.
+        Ray's own call for an event loop has no results at all if one replica is silent.
         """
         asking = self._engines.broadcast(method, *arguments)
         wait = partial(asking.results, timeout_s=seconds, return_exceptions=True)
@@ -205,7 +208,7 @@ class Ingress:
             raise RequestError(f"no replica answered for {seconds:g} s", status=504, code="replica_timeout") from None
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
-        """Send a request to a replica and its answer to the client. Raises RequestError, if nothing was sent yet."""
+        """Send a request to a replica and its answer to the client. Raises RequestError if nothing was sent yet."""
         answer, is_over = ReplicaAnswer(), False
         try:
             async for messages in self._streams.remote(asked):
@@ -232,7 +235,7 @@ class Ingress:
 
 
 class _Entrance:
-    """The ingress as an ASGI application: Starlette takes an object of a class for one, and methods for handlers."""
+    """The ingress as an ASGI application. Starlette takes an object for an application, but a method for a handler."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
@@ -249,7 +252,7 @@ def turned_away(error: Exception) -> RequestError:
 
 
 def _is_for_all(forward: Forward) -> bool:
-    """Return whether all replicas get a request: one that forgets, or one that changes settings."""
+    """Return whether all replicas get a request, because it deletes or changes something in each of them."""
     forgets = forward.method == "DELETE" and STORED.fullmatch(forward.path)
     return bool(forgets) or (forward.method, forward.path) in EVERYWHERE
 
@@ -266,7 +269,12 @@ async def _nothing() -> Message:
 
 
 def app(arguments: Mapping[str, object]) -> Application:
-    """Return the application. arguments: settings by name; others come from the environment. Raises SettingsError."""
+    """Return the application.
+
+    arguments: settings by name; the other settings come from the environment.
+
+    Raises SettingsError.
+    """
     own, settings = read_settings(arguments)
     Keys.of(settings)  # an error here, and not in each process that Ray starts
     gpus = own.replica_gpus if own.replica_gpus >= 0 else int(any(one.is_gpu for one in devices()))

@@ -10,7 +10,7 @@ from .placing import Asked
 class CacheRouter(RequestRouter):
     """Chooses a replica by what each one has cached. A call without an `Asked` goes to any replica.
 
-    Ray pickles this module by value, so each request carries what is known of the replicas: see `Asked.fleets`.
+    Ray pickles this module by value, so each request carries the front's knowledge of the replicas: see `Asked.fleets`.
     """
 
     async def choose_replicas(

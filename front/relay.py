@@ -49,10 +49,12 @@ class Bystander:
 
 
 class Relay:
-    """The relay of one answer. path: the request's. more: headers that the client gets beside the upstream's, unless the
-    upstream refuses the request.
+    """The relay of one answer.
 
-    failure: an error of the upstream in the middle of the answer. is_refused: the upstream's status is an error.
+    path: the path of the request.
+    more: headers that the client gets in addition to the upstream's, unless the upstream refuses the request.
+    failure: an error of the upstream in the middle of the answer.
+    is_refused: whether the upstream's status is an error.
     """
 
     def __init__(self, state: FrontState, send: Send, path: str, reader: StreamReader, *, more: Headers = ()) -> None:
@@ -94,7 +96,7 @@ class Relay:
         await self._write(b"", more=False)
 
     async def _relay_json(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send a body once it is whole, so that an answer that breaks off becomes an error. Pass a too large one on."""
+        """Send a body once it is whole, so that an answer that breaks off becomes an error. Send a large body in pieces."""
         body = BytesIO()
         with Reservation(self._state.room.bodies) as room:
             async for piece in pieces:
@@ -154,7 +156,7 @@ class Relay:
 
 
 def _takes_room(room: Reservation, length: int) -> bool:
-    """Take the room of an answer so far; return whether there is enough, and the answer is not too large."""
+    """Reserve memory for an answer so far. Return False if there is too little, or if the answer is too large."""
     try:
         room.reserve(length)
     except RequestError:
@@ -163,14 +165,14 @@ def _takes_room(room: Reservation, length: int) -> bool:
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
-    """Whether only the end of the connection ends the answer, so that an upstream that died looks like one at its end."""
+    """Return whether only the connection's end ends the answer: a dead upstream then looks like a complete answer."""
     return (
         "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()
     )
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return the error in a page, such as that of a router without a backend. Raises RequestError."""
+    """Return the error in a page, such as the page of a router without a backend. Raises RequestError."""
     said = b""
     async for piece in pieces:
         said += piece

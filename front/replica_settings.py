@@ -60,7 +60,7 @@ def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
     if setting.name not in arguments:
         try:
             return from_environment(setting)
-        except SystemExit as error:  # a worker of Ray that exits says nothing
+        except SystemExit as error:  # a Ray worker that exits shows no message
             raise SettingsError(str(error)) from None
     given = arguments[setting.name]
     try:
@@ -70,7 +70,7 @@ def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
 
 
 def _as_text(setting: Setting, given: object) -> str:
-    """Return a value of YAML as one writes it on the command line. Raises ValueError.
+    """Return a value of YAML as it is written on the command line. Raises ValueError.
 
     YAML reads `yes` as a switch and 010 as 8: a text without quotes, such as the name of a file, might be changed.
     """
@@ -88,11 +88,10 @@ def _as_text(setting: Setting, given: object) -> str:
 
 
 def at_rank(settings: Settings, rank: int) -> Settings:
-    """Return the settings of one replica, with a cache folder for its rank. The next replica of this rank finds the folder
-    again.
+    """Return the settings of one replica, with a cache folder for its rank.
 
-    If a replica ends, Ray may give its rank to another replica that runs and has a folder already. So this process locks
-    its folder until it ends, and skips folders that are locked.
+    The next replica of this rank finds the folder again. If a replica ends, Ray may give its rank to another replica that
+    runs and has a folder already. So this process locks its folder until it ends, and skips folders that are locked.
     """
     if not settings.cache_dir:
         return settings

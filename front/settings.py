@@ -1,4 +1,4 @@
-"""The settings of the front: some are the server's, others its own. Flags and the environment follow the server's rules."""
+"""The settings of the front: the server's and its own. Flags and the environment follow the server's rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ordering.policy import BestPlace, Order
 from ..server.config.flags import add_settings
 from ..server.config.settings import SETTINGS, Settings, SettingsError, row, table_of
 
-PORT = 8090  # beside a server on its usual port
+PORT = 8090  # differs from the server's usual port, so that both can run on one machine
 ACCESS = ("host", "ssl_key_file", "ssl_cert_file", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body")
 SHARED = (*ACCESS, "log_format", "log_file")
 """The server's settings that a front has too, for its own port."""
@@ -58,7 +58,7 @@ HOSTING = tuple(replace(setting, llama="") for setting in SETTINGS if setting.na
 
 
 def _is_address(url: str) -> bool:
-    """Return whether paths can follow a URL. A key is not allowed in it: errors would show it, and it has a setting."""
+    """Return whether paths can follow a URL. A URL with a key is refused, since errors would show the key."""
     try:
         parts = urlsplit(url)
         usable = parts.hostname and (parts.port is None or parts.port)

@@ -19,15 +19,16 @@ from .settings import FrontSettings
 from .upstream import Upstream
 
 MOST_PROBES = 16  # questions for the upstream's health, which anybody may ask
-MOST_WARM_UPS = 16  # under way at a time
-LARGEST_WARM_UP = 1 << 20  # bytes of a body that is kept for one
+MOST_WARM_UPS = 16  # warm-ups at a time
+LARGEST_WARM_UP = 1 << 20  # bytes of a warm-up's body
 
 
 class Room:
     """Lets requests in, up to a limit. Used by one event loop.
 
-    most: requests that may be relayed at a time. bodies: reads the requests' bodies. num_relayed: requests that are relayed
-    now.
+    most: requests that may be relayed at a time.
+    bodies: reads the requests' bodies.
+    num_relayed: requests that are relayed now.
     """
 
     def __init__(self, most: int, bodies: Bodies) -> None:
@@ -68,7 +69,10 @@ class WarmUps:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether another warm-up may start. num_bytes: the size of its body."""
+        """Return whether another warm-up may start.
+
+        num_bytes: the size of its body.
+        """
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
@@ -85,13 +89,17 @@ class WarmUps:
 
 # ---- The parts of a running front. --------------------------------------------------------------------------------------
 
-COUNTED = 4  # times as many documents whose tokens are remembered as the upstream is taken to have
+COUNTED = 4  # token counts are remembered for this many times the documents that the upstream should have
 
 
 @dataclass(slots=True)
 class FrontState:
-    """The state of a front. settings: the front's own. hosting: the settings of its port. threads: where chats are read,
-    ordered and written."""
+    """The state of a front.
+
+    settings: the front's own settings.
+    hosting: the settings of its port.
+    threads: the threads that read, order and write chats.
+    """
 
     settings: FrontSettings
     hosting: Settings

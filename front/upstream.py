@@ -16,19 +16,18 @@ from ..server.http.api_errors import RequestError
 from ..server.http.bodies import Reservation
 from .settings import FrontSettings
 
-STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is none
+STATUSES = range(200, 600)  # of answers; an upgrade to another protocol is not an answer
 LOOK = 1.0  # seconds between two looks at a connection that is silent
-SOON = 10.0  # seconds for a question of the front's own
-MOST_FETCHED = 4 << 20  # bytes
+SOON = 10.0  # seconds for a request of the front's own
+MOST_FETCHED = 4 << 20  # bytes of the answer to such a request
 PIECE = 64 << 10  # bytes of a body that are written at a time
-LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head, its first one or a header field
+LONGEST_LINE = 64 << 10  # bytes of a line of an answer's head: the status line or a header field
 ANNOUNCED = (b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade")
 OF_THE_HOP = frozenset((b"connection", b"keep-alive", b"transfer-encoding", *ANNOUNCED))
 """Headers that belong to one connection."""
-OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # of a request: made anew
+OURS = OF_THE_HOP | frozenset((b"host", b"content-length", b"content-encoding", b"expect"))  # request headers not copied
 PAGES = (b"origin", b"referer", b"sec-fetch-", b"access-control-")
-"""Prefixes of the headers of web pages. The front decides which pages may ask and read: an upstream would compare their
-origin with its own name."""
+"""Prefixes of the headers of web pages. The front decides on pages: an upstream would compare origins with its own name."""
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 SILENT = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # headers that aiohttp would add by itself
 Headers = Iterable[tuple[bytes, bytes]]
@@ -36,11 +35,12 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class Sent:
-    """A request for the upstream. target: the path with the query. headers: all of the client's, though headers of its
-    connection are not sent.
+    """A request for the upstream.
 
-    has_key: whether the upstream's key is sent. reservation: the memory of the body, which is freed once the upstream has
-    it.
+    target: the path with the query.
+    headers: all headers of the client; headers of its connection are not sent.
+    has_key: whether the upstream's key is sent.
+    reservation: the memory of the body, which is freed once the upstream has it.
     """
 
     method: str
@@ -66,8 +66,10 @@ class Fetched:
 
 
 class Upstream:
-    """One upstream. An async context manager; used by one event loop. has_keys: clients send keys of the front, not of the
-    upstream."""
+    """One upstream. An async context manager; used by one event loop.
+
+    has_keys: clients send keys of the front, not of the upstream.
+    """
 
     def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
         self._settings, self._has_keys = settings, has_keys
@@ -103,7 +105,7 @@ class Upstream:
             sent.method,
             url,
             headers=self._headers(sent),
-            # aiohttp writes all bytes at once, and asyncio copies those that the upstream does not take.
+            # aiohttp writes all bytes at once, and asyncio copies the bytes that the upstream does not take at once.
             data=_pieces(sent.body) if len(sent.body) > PIECE else sent.body or None,
             allow_redirects=False,
             max_line_size=LONGEST_LINE,
@@ -122,7 +124,7 @@ class Upstream:
     async def fetch(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Fetched:
         """Return the whole answer to a request of the front's own. Raises RequestError, also if the answer takes too long.
 
-        headers: a client's; its credentials are sent along.
+        headers: the headers of a client, whose credentials are sent along.
         """
         own = [*credentials_of(headers), *([(b"content-type", b"application/json")] if body else [])]
         received = bytearray()
@@ -144,9 +146,10 @@ class Upstream:
             yield piece
 
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the next bytes of a body, none at its end. Raises TimeoutError and aiohttp.ClientError.
+        """Return the next bytes of a body; no bytes at its end. Raises TimeoutError and aiohttp.ClientError.
 
-        aiohttp does not report a connection that it closed for a malformed chunk, so the wait looks at it now and then.
+        aiohttp does not report a connection that it closed for a malformed chunk, so the wait checks the connection every
+        `LOOK` seconds.
         """
         patience = self._settings.stall_timeout or math.inf
         while patience > 0:
@@ -187,7 +190,10 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _failure(error: Exception, patience: float) -> RequestError:
-    """Return the failure of a connection as an error for the client. patience: seconds that it could be silent."""
+    """Return the failure of a connection as an error for the client.
+
+    patience: the seconds for which the connection could be silent.
+    """
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL):
         problem = f"the upstream cannot be reached: {_said(error)}"
         return RequestError(problem, status=502, code="upstream_unreachable")
@@ -209,8 +215,7 @@ def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers, with names in small letters. Left out are `others`, headers that `Connection` names, and headers for
-    pages."""
+    """Return headers, names in small letters, without `others`, headers that `Connection` names, and headers for pages."""
     headers = [*headers]
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     gone = others | named
@@ -218,7 +223,7 @@ def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list
 
 
 def _text(value: bytes) -> str:
-    """Return a header's value as a text that aiohttp sends as the same bytes. It sends UTF-8: other bytes become that."""
+    """Return a header's value as text. aiohttp sends a UTF-8 value unchanged, and any other value as UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -24,7 +24,11 @@ from heapq import heapify, heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Requests that share documents. requests: their indices. placed: the keys of the shared documents."""
+    """Requests that share documents.
+
+    requests: their indices.
+    placed: the keys of the shared documents.
+    """
 
     requests: Sequence[int]
     placed: AbstractSet[str] = frozenset()
@@ -33,8 +37,10 @@ class Cluster:
 def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
     """Return the indices of the document sets in an order in which sets that share much follow one another.
 
-    sets: for each request, the keys of its documents with their lengths, in any unit. A tie goes to the set that comes
-    first. For n documents in all sets, the time is n log n times the most documents that the requests of a cluster share.
+    A tie goes to the first set. For n documents in all sets, the time is n log n times the most documents that the requests
+    of a cluster share.
+
+    sets: for each request, the keys of its documents with their lengths, in any unit.
     """
     order: list[int] = []
     stack = [Cluster(range(len(sets)))]
@@ -48,7 +54,7 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
 
 
 def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
-    """Yield the clusters of a cluster: the requests with the document that spares the most, then likewise of the rest."""
+    """Yield the parts of a cluster: the requests with the document that saves the most, then the same for the rest."""
     left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
     places: dict[str, dict[int, None]] = {}
     for at, keys in left.items():
@@ -73,5 +79,5 @@ def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cl
 
 
 def _spared(key: str, count: int, lengths: Mapping[str, float]) -> float:
-    """Return the length that is spared if a document is computed once for `count` requests."""
+    """Return the length that is saved if a document is computed once for `count` requests."""
     return (count - 1) * lengths[key]

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import TypeGuard
 from unicodedata import category
 
-ID_DIGITS = 10  # of a document's hash that serve as its id: few, because the id is part of the prompt
+ID_DIGITS = 10  # digits of a document's hash that are its id: few, because the id is part of the prompt
 MAX_ID = 200  # characters: an id is part of the prompt, before the text and again in hints
 
 # OpenAI-style clients, Cohere and LangChain use different names for the text.
@@ -34,9 +34,10 @@ class DocumentError(ValueError):
 class Document:
     """A document with an id, a text and an optional title.
 
-    Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt. key: 32
-    hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same. form: the
-    document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
+    Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt.
+
+    key: 32 hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same.
+    form: the document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
     """
 
     id: str
@@ -55,7 +56,11 @@ class Document:
         """Return a document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
         The field of the text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the
-        first 10 digits of a hash of title and text. where: the path of `value`, for error messages. Raises DocumentError.
+        first 10 digits of a hash of title and text.
+
+        where: the path of `value`, for error messages.
+
+        Raises DocumentError.
         """
         if isinstance(value, str):
             return cls(_digest("", text := _text(value, where))[:ID_DIGITS], text)
@@ -88,7 +93,7 @@ def parse_documents(values: object, where: str = "documents") -> tuple[Document,
 
 
 def _own_id(document: Document) -> str:
-    """Return another id for a document whose id is taken: the full hash if the id is the short hash, else the same."""
+    """Return an id for a document whose id another text has: the full hash if the id is the short hash, else the same id."""
     digest = _digest(document.title, document.text)
     return digest if document.id == digest[:ID_DIGITS] else document.id
 
@@ -96,7 +101,7 @@ def _own_id(document: Document) -> str:
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
     """Return the object with the text, and its path: the document, or Cohere's `data` object.
 
-    If `data` has no text field, all its fields together are the text, a line each.
+    If `data` has no text field, all its fields together are the text, one per line.
     """
     data = value.get("data")
     if data is None or any(value.get(name) is not None for name in TEXT_FIELDS):
@@ -194,8 +199,8 @@ TOOLS = ("tool", "function")  # roles of results
 DOCUMENT_ROLES = ("user", *TOOLS)  # roles whose messages may have documents
 LISTS = ("documents", "results", "hits", "passages", "chunks", "items", "data")  # fields with a result's documents
 MOST_MESSAGES = MOST_DOCUMENTS = 10_000  # of a request: far more than a context holds, and read in a tenth of a second
-ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is decoded: that stops all other threads
-RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # they depend on the query: not shown
+ELEMENTS, MOST_ELEMENTS = "[{,", 1 << 18  # of a result that is decoded: decoding stops all other threads
+RANKS = ("score", "rank", "distance", "similarity", "relevance", "index", "_score")  # depend on the query: not shown
 
 Message = Mapping[str, object]
 
@@ -203,9 +208,11 @@ Message = Mapping[str, object]
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
     """Return the documents of each message that has any, in retrieval rank, by the index of the message.
 
-    top: the field `documents` of the request itself; these documents belong to the last message of a user. takes_results:
-    the content of a tool's message may be a list of documents. Such a list is ignored if it has more than 262,144 elements,
-    or more documents than the request may still have. Raises DocumentError, also for more than 10,000 messages or documents.
+    top: the field `documents` of the request itself; these documents belong to the last message of a user.
+    takes_results: whether the content of a tool's message may be a list of documents. Such a list is ignored if it has more
+        than 262,144 elements, or more documents than the request may still have.
+
+    Raises DocumentError, also for more than 10,000 messages or documents.
     """
     check_number(messages)
     found: dict[int, tuple[Document, ...]] = {}
@@ -232,7 +239,7 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
 
 
 def _parse(values: object, where: str, most: int) -> tuple[Document, ...]:
-    """Return documents, of which the request may have `most` more. Raises DocumentError."""
+    """Return the documents in `values`. Raises DocumentError, also for more than `most` documents."""
     if _is_list(values) and len(values) > most:
         raise DocumentError(where, f"brings more documents than the {MOST_DOCUMENTS:,} that a request may have")
     return parse_documents(values, where)
@@ -260,13 +267,13 @@ def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tu
 
 
 def beside_documents(message: Message) -> str:
-    """Return the fields beside the list that `documents_in` reads, one in each line; empty if there are none."""
+    """Return the other fields of the content that `documents_in` reads, one in each line; empty if there are none."""
     _, beside = _listed(message.get("content"))
     return _lines(beside.items())
 
 
 def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """Return the documents that no earlier turn shows, and the ids of the others (RAGBoost, 6).
+    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6).
 
     shown_before: the keys of the documents in earlier turns.
     """
@@ -275,7 +282,7 @@ def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> 
 
 
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
-    """Return the list in a content, and the fields beside it; both empty if there is no list."""
+    """Return the list in a content, and the content's other fields; both empty if there is no list."""
     if isinstance(content, str):
         if content.lstrip()[:1] not in ("[", "{") or sum(map(content.count, ELEMENTS)) > MOST_ELEMENTS:
             return (), {}
@@ -290,7 +297,7 @@ def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(constant)
 
 

@@ -1,4 +1,4 @@
-"""Several engines, each with a prefix cache: which engine gets a request, and in which order its documents are there."""
+"""Several engines, each with a prefix cache: the choice of an engine for a request, and of the order of its documents."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .policy import Arrangement, OrderRequest, arrange_better, request_of
 from .tree import KnowledgeTree
 
 MAX_SESSIONS = 100_000
-ROUNDING = 1e-6  # tokens; more than the rounding of their sums
+ROUNDING = 1e-6  # tokens; more than the rounding errors of their sums
 GONE = ""  # the home of a session whose replica is gone
 DISPLACING = 3.0
 """The cost of a computed token, in tokens of prefill: its own prefill, and the KV that the replica evicts for it.
 
-In a simulation of 2, 4, 8, 16 and 64 replicas, the mean TTFT was 0.91, 0.82, 0.69, 0.58 and 0.53 of that with a cost of 1
-(the bench has been removed: `46caa70`).
+In a simulation of 2, 4, 8, 16 and 64 replicas, the mean TTFT was 0.91, 0.82, 0.69, 0.58 and 0.53 of the mean TTFT with a
+cost of 1 (the bench has been removed: `46caa70`).
 """
 
 
@@ -26,7 +26,8 @@ class Placement:
     """A choice of a replica for a request, and the order of the request's documents there.
 
     cost: the tokens of prefill that wait at the replica, plus `DISPLACING` times the tokens of the request's uncached
-    documents. stays: the replica has the history of the request's session.
+        documents.
+    stays: whether the replica has the history of the request's session.
     """
 
     replica: str
@@ -51,12 +52,12 @@ class _Weighed:
     cached: int
 
     def worth(self) -> tuple[bool, float, int, str]:
-        """Return a sort key: the best placement has the least."""
+        """Return a sort key: the best placement has the least key."""
         return (not self.placement.stays, self.placement.cost, self.cached, self.placement.replica)
 
 
 class Fleet:
-    """What each replica probably has cached, judged by requests and answers. It does no I/O, and is thread-safe.
+    """Predicts the cache of each replica from requests and answers. It does no I/O, and is thread-safe.
 
     Each replica has a knowledge tree of at most `max_nodes` documents. A session stays with the replica that served it last.
     """
@@ -68,10 +69,7 @@ class Fleet:
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Keep the replicas of these names.
-
-        The caches of all others are forgotten, and their sessions start anew elsewhere.
-        """
+        """Keep the replicas with these names. Forget other replicas: their sessions start anew elsewhere."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
@@ -89,13 +87,13 @@ class Fleet:
     ) -> list[Placement]:
         """Return a placement for each replica of `names`, the best one first.
 
-        documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`. busy: returns
-        the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise fully
-        cached requests pile up at one replica.
+        documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
+        busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise
+            fully cached requests pile up at one replica.
 
-        The replica with the session's history comes first, and then those of the least cost. Of replicas with the same cost,
-        the one with the fewest cached documents comes first, so that empty caches fill; then the first name decides. Raises
-        ValueError for a key given twice.
+        The replica with the session's history comes first, then the replicas with the least cost. Of replicas with the same
+        cost, the replica with the fewest cached documents comes first, so that empty caches fill. If these are equal, too,
+        the first name decides. Raises ValueError for a key given twice.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
@@ -110,7 +108,7 @@ class Fleet:
     ) -> Placement:
         """Return the first placement of `rank`, in much less time: each tree is read only while its replica may still win.
 
-        The arguments are those of `rank`. Raises ValueError also if `names` is empty.
+        The arguments are as in `rank`. Raises ValueError also if `names` is empty.
         """
         request, home = request_of(documents), self._home(session)
         work = {name: busy(name) for name in names}
@@ -144,7 +142,10 @@ class Fleet:
         return _Weighed(Placement(name, arrangement, cost, stays=name == home), len(tree))
 
     def served(self, replica: str, order: Iterable[tuple[str, int]], session: str | None = None) -> None:
-        """Note that a request was sent to a replica. order: (key, tokens) in the order of the prompt."""
+        """Note that a request was sent to a replica.
+
+        order: (key, tokens) of each document, in the order of the prompt.
+        """
         self._tree(replica).insert(order)
         if session is not None:
             with self._lock:

@@ -18,8 +18,9 @@ CHARACTERS = 4  # of a token, roughly
 class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseClass]
     """A compressor for a `ContextualCompressionRetriever`.
 
-    keep_first, keep_last: how many documents at each end stay in place. The tree assumes that the prompt has the documents
-    in the returned order, so use that order.
+    The tree assumes that the prompt has the documents in the returned order, so use that order.
+
+    keep_first, keep_last: how many documents at each end stay in place.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

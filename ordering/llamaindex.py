@@ -16,10 +16,11 @@ CHARACTERS = 4  # of a token, roughly
 
 
 class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseClass]
-    """For the end of a query engine's `node_postprocessors`.
+    """A postprocessor for the end of a query engine's `node_postprocessors`.
 
-    keep_first, keep_last: how many nodes at each end stay in place. The tree assumes that the prompt has the nodes in the
-    returned order, so use that order.
+    The tree assumes that the prompt has the nodes in the returned order, so use that order.
+
+    keep_first, keep_last: how many nodes at each end stay in place.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

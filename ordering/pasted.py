@@ -26,10 +26,14 @@ SPACE = re.compile(r"\s{0,64}")
 class PastedFormat:
     """How a program writes a list of documents into a text.
 
-    mark: a text that each list contains. before: the text before the first document. opening: the start of each document;
-    the groups `number` and `name` find its number and name. closing: the end of each document; empty: a document ends where
-    the next one begins. after: the text after the last document; empty: the list ends with a closing. separator: the usual
-    text between two documents. has: a pattern that each document must contain. is_fence: a closing has to be a whole line.
+    mark: a text that each list contains.
+    before: the text before the first document.
+    opening: the start of each document; the groups `number` and `name` find its number and name.
+    closing: the end of each document; empty: a document ends where the next one begins.
+    after: the text after the last document; empty: the list ends with a closing.
+    separator: the usual text between two documents.
+    has: a pattern that each document must contain.
+    is_fence: whether a closing has to be a whole line.
     least: the fewest documents of a list.
     """
 
@@ -143,7 +147,7 @@ class PastedList:
     """A list of documents at [start, stop) of a text, in the program's order, without duplicates.
 
     number_of: the number that the program gave to each document, by the id that replaces it; empty: there are no numbers.
-    is_named: each document's text shows its id.
+    is_named: whether each document's text shows its id.
     """
 
     format: str
@@ -156,7 +160,10 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list that looks from `start` on like one of a format, but stays as it is. why: the reason."""
+    """A list at `start` that looks like a list of a known format, but stays as it is.
+
+    why: the reason.
+    """
 
     format: str
     start: int
@@ -164,7 +171,9 @@ class Untouched:
 
 
 def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[Untouched]]:
-    """Return the list of documents in a text, and the lists that stay as they are. most: how many documents a list may have.
+    """Return the list of documents in a text, and the lists that stay as they are.
+
+    most: how many documents a list may have.
 
     If several lists are found, the last one of the first format counts, because an example may precede the program's own
     list.
@@ -193,7 +202,10 @@ def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | Non
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A document in a text. body: its text after the opening, without the closing."""
+    """A document in a text.
+
+    body: its text after the opening, without the closing.
+    """
 
     opening: re.Match[str]
     body: str
@@ -228,7 +240,7 @@ class _Unfit(Exception):
 
 
 def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]:
-    """Yield the lists of a format in a text, and those that fit it only in part."""
+    """Yield the lists of a format in a text, and the lists that fit the format only in part."""
     num_tried = end = 0
     for before in format.before.finditer(text) if format.mark in text else ():
         start = before.end()
@@ -248,7 +260,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]
 
 
 def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
-    """Return documents that have closings, the white space after each, and the end of the last. Raises _Unfit."""
+    """Return documents that have closings, the white space after each one, and the end of the last one. Raises _Unfit."""
     stop = _stop(format, text, start)
     blocks: list[_Block] = []
     spaces: list[str] = []
@@ -301,7 +313,12 @@ def _stop(format: PastedFormat, text: str, start: int) -> int:
 def _list(
     format: PastedFormat, text: str, span: tuple[int, int], blocks: Sequence[_Block], spaces: Sequence[str]
 ) -> PastedList:
-    """Check blocks and return them as a list. spaces: the white space after each. Raises _Unfit."""
+    """Check blocks and return them as a list.
+
+    spaces: the white space after each block.
+
+    Raises _Unfit.
+    """
     if not all(format.has.search(block.body) for block in blocks):
         raise _Unfit("a document lacks a part")
     start, end = span
@@ -343,11 +360,11 @@ FIRST = re.compile(r"(?:\A|\n\n|:\n)(?=\[[01]\] \S)")
 ENTRY = re.compile(r"\[(?P<number>\d{1,3})\] (?=\S)")
 CITED = re.compile(r"\[(\d{1,3})\]")
 AFTER_LIST = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
-"""What may follow the last entry: before other text it could go on."""
+"""The text that may follow the last entry. Before any other text, the entry might go on."""
 
 
 def _numbered(text: str) -> Iterator[PastedList | Untouched]:
-    """Yield the lists of numbered entries in a text, and those whose end is not known."""
+    """Yield the lists of numbered entries in a text, and the lists whose end is unclear."""
     end = 0
     for num_tried, before in enumerate(FIRST.finditer(text) if "[1] " in text else ()):
         start = before.end()

@@ -1,4 +1,4 @@
-"""Policies that order a request's documents by what is cached, and what an order reuses.
+"""Policies that order a request's documents for reuse, and the reuse of an order.
 
 A policy takes a request and an index of cached documents, and returns the ranks of the movable documents in their new order.
 It does not change the index.
@@ -27,12 +27,14 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """A step over one cached document: where it ends in the cache, and what its reuse saves.
+    """A step over one cached document: its end in the cache, and the tokens that its reuse saves.
 
-    position: the end of the document in the cache. tokens: the tokens that can be reused. saved: `tokens` minus the cost of
-    restoring them, in tokens of prefill; 0 or more. A document on the device saves all of its tokens, a document on a slower
-    tier fewer. ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The
-    search uses it to skip branches that cannot win.
+    position: the end of the document in the cache.
+    tokens: the tokens that can be reused.
+    saved: `tokens` minus the cost of restoring them, in tokens of prefill; 0 or more. A document on the device saves all of
+        its tokens; a document on a slower tier saves fewer.
+    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The search uses it
+        to skip branches that cannot win.
     """
 
     position: P
@@ -42,7 +44,7 @@ class Step(Generic[P]):
 
 
 class Index(Protocol[P]):
-    """The cached documents and the documents after each. A position, of type `P`, is a place in the cache.
+    """The cached documents, and the documents that follow each of them. A position, of type `P`, is a place in the cache.
 
     No method changes the cache.
     """
@@ -87,9 +89,11 @@ ORACLE_LIMIT = 8
 class OrderRequest:
     """The documents of one request, in retrieval rank.
 
-    keys: the keys of the documents. names: their sort keys for the `sorted` policy. first, last: documents before rank
-    `first`, and those from rank `last` on, keep their place. waiting: the documents of each waiting request that may reuse
-    this order. tokens: the most tokens that each document can save; empty: unknown.
+    keys: the keys of the documents.
+    names: their sort keys for the `sorted` policy.
+    first, last: documents before rank `first`, and documents from rank `last` on, keep their place.
+    waiting: the documents of each waiting request that may reuse this order.
+    tokens: the most tokens that each document can save; empty: unknown.
     """
 
     keys: Sequence[str]
@@ -108,7 +112,8 @@ class OrderRequest:
 class Walk(Generic[P]):
     """The cached prefix of a sequence of documents.
 
-    documents, tokens: its length in documents and in tokens. saved: the tokens of prefill that it saves.
+    documents, tokens: its length in documents and in tokens.
+    saved: the tokens of prefill that it saves.
     """
 
     documents: int
@@ -140,8 +145,9 @@ def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> flo
 def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list[int]:
     """Return the ranks of the documents that are cached directly after `position`, ascending.
 
-    ranks: the rank of each document that may come next, by key, ascending. The time is proportional to the length of `ranks`
-    or the number of documents cached after `position`, whichever is less.
+    The time is proportional to the length of `ranks` or the number of documents cached after `position`, whichever is less.
+
+    ranks: the rank of each document that may come next, by key, ascending.
     """
     after = index.after(position)
     if 4 * len(after) < len(ranks):  # else the sort costs more than it saves
@@ -150,13 +156,13 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
-    """Return the order that saves the most tokens; of several, the lexicographically smallest one, which is nearest to rank.
+    """Return the order that saves the most tokens; of equals, the lexicographically smallest, nearest to rank.
 
-    floor: a number of tokens; orders that save no more tokens are not searched for.
+    floor: a number of tokens; the search ignores orders that do not save more.
 
     The result is exact: a depth-first search visits every cached path that this request's documents can reach, and skips
     only branches whose bound (`Step.ahead`) cannot win. Documents that are not cached follow the cached ones: first the
-    documents that waiting requests share, then the others in retrieval rank.
+    documents that waiting requests share, then the rest in retrieval rank.
     """
     keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
@@ -267,7 +273,7 @@ def by_name(request: OrderRequest, index: object) -> Sequence[int]:
 
 
 def by_recency(request: OrderRequest, index: object) -> Sequence[int]:
-    """Put known documents first, the most recently used one at the front. Unknown documents follow in rank.
+    """Put known documents first, starting with the most recently used one. Unknown documents follow in rank.
 
     If the index is not a `RecencyIndex`, all documents are unknown.
     """
@@ -293,12 +299,12 @@ POLICIES: Mapping[str, Policy] = {
     "oracle": oracle,
 }
 Order = Literal["auto", "retrieval", "sorted", "greedy"]
-"""The policies that a request may name. The others are for benches, and some take too much time."""
+"""The policies that a request may name. The other policies are for benchmarks, and some take too much time."""
 
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BestPlace = Literal["free", "first", "last"]
-"""The place of the document of rank 1: `free`, where the order reuses the most; or before, or after, all other documents."""
+"""The place of the document of rank 1: `free`: where the order reuses the most; `first`, `last`: at an end."""
 
 BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
@@ -311,8 +317,8 @@ class Arrangement:
     """An order of documents, and how much it reuses.
 
     order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
-    reused_documents: the number of leading documents that are cached in this order. reused_tokens: the tokens of these
-    documents. Text before and after the documents is not counted.
+    reused_documents: the number of leading documents that are cached in this order.
+    reused_tokens: the tokens of these documents. Text before and after the documents is not counted.
     """
 
     order: tuple[int, ...]
@@ -338,19 +344,20 @@ def arrange(
 ) -> Arrangement:
     """Return the order of documents that reuses the most cached tokens (RAGBoost, 5.1; CacheWeaver, 3.3).
 
-    keys: the keys of the documents, in retrieval rank. index: the cached documents. policy: one of `POLICIES`. Under `auto`
-    and `greedy`, documents that are not reused stay in retrieval rank. keep_first, keep_last: how many documents at the
-    start and at the end keep their place. names: the sort keys of the `sorted` policy, by default `keys`. waiting: the
-    documents of each waiting request; of uncached documents, `auto` puts those first that these requests share.
-
+    keys: the keys of the documents, in retrieval rank.
+    index: the cached documents.
+    policy: one of `POLICIES`. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
+    keep_first, keep_last: how many documents at the start and at the end keep their place.
+    names: the sort keys of the `sorted` policy, by default `keys`.
+    waiting: the documents of each waiting request; `auto` puts uncached documents that these requests share before others.
     best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
-    pays: returns whether the free order is taken, from the tokens saved with that document in its place (`free`: the first
-    place) and the tokens saved in a free order; None: `best` alone decides.
+    pays: takes the tokens saved with the document of rank 1 in its place (`free`: the first place), and the tokens saved in
+        a free order; returns whether to use the free order. None: `best` alone decides.
 
-    With that document in its place, the other documents are in their best order. `pays` takes a second search.
+    With the document of rank 1 in its place, the other documents are in their best order. `pays` needs a second search.
 
-    Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, a number of
-    `names` that is not that of the keys, and more documents than `oracle` can try.
+    Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, `names` and
+    `keys` of different lengths, and more documents than `oracle` can try.
     """
     request = _order_request(keys, keys if names is None else names, (keep_first, keep_last), waiting)
     for what, given, known in (("ordering policy", policy, POLICIES), ("place of the best document", best, BEST_PLACES)):
@@ -375,7 +382,7 @@ def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangemen
 
 
 def _with_fixed(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
-    """Return the order with the first document in its place: after all others for `last`, else before them."""
+    """Return the order with the document of rank 1 in its place: after all other documents for `last`, else before them."""
     size = len(request.keys)
     if best != "last":
         first = min(max(request.first, 1), size)
@@ -439,12 +446,14 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 
 
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
-    """Let the server prefill during a search. Return the documents of the last stage, to be sent with the chat.
+    """Let the server prefill during a search. Return the documents of the last stage, for the chat.
 
-    post: sends a body to the server. chat: the body of the later chat completion, without documents. stages: yields, after
-    each stage of the search, the best documents so far, in rank; the last stage is the result. A stage that changes nothing
-    is not sent. The search does not wait for the server: stages that are still unsent when the search ends are never sent.
-    An error of `post` is ignored, since it only costs the time gained.
+    A stage that changes nothing is not sent. The search does not wait for the server: stages that are still unsent when the
+    search ends are never sent. An error of `post` is ignored, since it only costs the time gained.
+
+    post: sends a body to the server.
+    chat: the body of the later chat completion, without documents.
+    stages: yields, after each stage of the search, the best documents so far, in rank; the last stage is the result.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

@@ -1,4 +1,4 @@
-"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be asked."""
+"""A knowledge tree: recent orders of documents, to predict the cache of an engine that cannot be queried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .policy import Step
 
 @dataclass(slots=True, eq=False, repr=False)
 class DocumentNode:
-    """A document in the tree, or the root. children: by key, the steps to documents that were served directly after it."""
+    """A document in the tree, or the root.
+
+    children: by key, the steps to documents that were served directly after it.
+    """
 
     parent: DocumentNode | None
     key: str
@@ -67,8 +70,11 @@ class KnowledgeTree:
         return self._served.get(key)
 
     def insert(self, order: Iterable[tuple[str, int]]) -> None:
-        """Store the documents of a prompt that is served now. order: (key, tokens) of each, in the order of the prompt."""
-        # Before the lock: a generator may run any code. Of a longer prompt the tree would keep the prefix.
+        """Store the documents of a prompt that is served now.
+
+        order: (key, tokens) of each document, in the order of the prompt.
+        """
+        # Read before the lock is taken, since a generator may run any code. Of a longer prompt, the tree keeps the prefix.
         served = [(key, tokens) for key, tokens in islice(order, self.max_nodes)]
         with self._lock:
             node = self._root
@@ -80,9 +86,10 @@ class KnowledgeTree:
     def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
-        cached_tokens: how many tokens of these documents were cached, without the text before them. If the engine had fewer
-        than the tree predicted, it has evicted the missing ones and all documents after them, and the tree drops their
-        nodes.
+        If the engine had fewer than the tree predicted, it has evicted the first missing document and all documents after
+        that document, and the tree drops their nodes.
+
+        cached_tokens: how many tokens of these documents were cached, without the text before them.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:
@@ -97,9 +104,9 @@ class KnowledgeTree:
         self.insert(served)
 
     def forget(self, path: Sequence[str]) -> int:
-        """Drop the last document of `path` and all documents after it; an empty path drops all.
+        """Drop the last document of `path` and all documents after it. Return how many documents were dropped.
 
-        Return how many were dropped.
+        An empty path drops all documents.
         """
         with self._lock:
             node = self._root

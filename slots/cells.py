@@ -1,4 +1,4 @@
-"""Admission: whether requests fit the device, and what is evicted for them.
+"""Admission: whether requests fit the device, and which KV is evicted for them.
 
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
@@ -28,9 +28,11 @@ from .swap import USUAL_ANSWER, Swap
 class Cells:
     """Decides whether a prompt fits, and frees cells for it.
 
-    index: the tree that prompts are matched against. running: the scheduler's list of running requests. idle_cells: most
-    cells of idle KV while requests run, if host memory takes the rest: every step attends over the whole pool. swap:
-    moves KV to host memory for the time of a step.
+    index: the tree that prompts are matched against.
+    running: the scheduler's list of running requests.
+    idle_cells: most cells of idle KV while requests run, if host memory takes the rest. Every step attends over the whole
+        pool, so idle cells cost time.
+    swap: moves KV to host memory for the time of a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
@@ -47,10 +49,11 @@ class Cells:
         return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
-        """Return whether a prompt fits beside running requests and their promised cells.
+        """Return whether a prompt fits in addition to running requests and their promised cells.
 
-        The server accepts only prompts that fit alone. waiting: the other waiting requests, which may also keep KV outside
-        the cells (`Strategy.has_room`).
+        The server accepts only prompts that fit alone.
+
+        waiting: the other waiting requests, which may also keep KV outside the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:
@@ -78,7 +81,7 @@ class Cells:
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
-        """Return whether enough cells are free for the tokens of a prompt without KV."""
+        """Return whether enough cells are free for the tokens of a prompt that have no KV."""
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:

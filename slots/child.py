@@ -30,9 +30,10 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a process that lives no longer than this one. Raises OSError.
 
-    is_asked: when this process ends, the child gets SIGTERM and may shut down in its own way; otherwise it gets SIGKILL. The
-    other arguments are those of `Popen`. Only Linux ends the child: on other systems the child must notice that its stdin
-    has ended.
+    is_asked: when this process ends, the child gets SIGTERM and may shut down in its own way; otherwise it gets SIGKILL.
+
+    The other arguments are those of `Popen`. Only Linux ends the child: on other systems the child must notice that its
+    stdin has ended.
     """
     lifeline, end = os.pipe()
     process = None
@@ -59,11 +60,12 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux end a process once the other end of a pipe is closed. A process closes all its files when it ends.
+    """Let Linux end a process once the other end of a pipe is closed, as when the process that has it open ends.
 
-    lifeline: the read end of the pipe, which the process also has open. Nothing is ever written to the pipe. is_asked: as in
-    `start_child`. The kernel's PR_SET_PDEATHSIG does not suffice: it kills the child as soon as the thread that started it
-    ends.
+    lifeline: the read end of the pipe, which the process also has open. Nothing is ever written to the pipe.
+    is_asked: as in `start_child`.
+
+    The kernel's PR_SET_PDEATHSIG does not suffice: it kills the child as soon as the thread that started it ends.
     """
     with suppress(ImportError, OSError):  # another system, or one that only looks like Linux
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
@@ -82,7 +84,8 @@ def run_child(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired once the process is killed.
 
-    timeout: in seconds. goes_on: called ten times a second; once it returns False, the process is killed as after a timeout.
+    timeout: in seconds.
+    goes_on: called ten times a second; once it returns False, the process is killed as after a timeout.
     """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:

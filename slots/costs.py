@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from .plan import Plan
 
 NEVER = math.inf  # a threshold that is never reached: its rule is off
-GUESSED_NS = 1e6  # to compute a token, before the first step
+GUESSED_NS = 1e6  # guessed time to compute a token, before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,17 @@ class Costs:
     chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
     background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
     background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
-    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. As many last
-        tokens of a prompt are always computed.
+    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. The last
+        `recompute_last` tokens of a prompt are always computed.
     min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
-    restore_share: time to restore KV from host memory, as a share of computing it.
+    restore_share: time to restore KV from host memory, as a share of the time to compute it.
     apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
-    swap_from_tokens: a step of more tokens, if it sees none of the cells in use, is faster once all of them are swapped out.
+    swap_from_tokens: a step of more tokens than this that sees none of the cells in use is faster if they are swapped out.
     cells_per_run: the fixed time to move a run, as the number of cells that could be moved in that time.
     scattered_tokens: the time to save one more stretch of cells, as the tokens computed in that time; 0: it takes no time.
     spill_ns: time to move an idle cell to host memory, and back when it is used again.
     idle_token_ns, idle_step_ns: time that an idle cell costs if it stays: for each prompt token, and for each decode step.
-    tile: query tokens of one tile of the attention kernel; 1 where it has no tiles.
+    tile: query tokens of one tile of the attention kernel; 1: the kernel has no tiles.
     token_ns: time of one more token in a batch of whole tiles.
     cell_ns, tile_cell_ns: attention time for each cell that one token sees, and for each cell that a whole tile sees.
     pass_ns, row_ns: time to read all weights once, and of one more token in a batch with its row of logits; 0: unknown.
@@ -75,20 +75,21 @@ class Costs:
     def background_tokens(self, profile: Profile, cached: int) -> int:
         """Return how many prompt tokens a background step computes after `cached` ones, if nothing else runs.
 
-        A limit of time never makes them fewer than `recompute_last`: fewer tokens would be rounded otherwise than the same
-        tokens in a client's request.
+        A time limit never lowers the number below `recompute_last`, because a smaller batch rounds differently from the
+        batch of a client's request.
         """
         if not self.background_ns:
             return self.background_step
         if profile.is_learnt:
             return max(profile.tokens_within(self.background_ns / 1e9, cached), self.recompute_last)
-        each = max(self.token_ns, self.row_ns) or math.inf  # a device that was not timed learns from prompts of clients
+        each = max(self.token_ns, self.row_ns) or math.inf  # an untimed device learns from the prompts of clients
         return max(int((self.background_ns - self.pass_ns) / each), self.recompute_last)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
         """Return whether a batch of `size` tokens takes longer than a whole tile.
 
-        seen: the cells that the tokens see, added up over all tokens. together: how many different cells these are.
+        seen: the cells that the tokens see, added up over all tokens.
+        together: how many different cells these are.
         """
         if size >= self.tile:
             return False
@@ -97,13 +98,14 @@ class Costs:
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
         """Return whether a swap makes steps faster: attention then no longer passes over cells that the steps do not see.
 
-        num_passed: the unseen cells, counted once for each token. num_used: all cells in use. num_pieces: the stretches of
-        used cells, each of which moves separately.
+        num_passed: the unseen cells, counted once for each token.
+        num_used: all cells in use.
+        num_pieces: the stretches of used cells, each of which moves separately.
         """
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
     def pays_to_offload(self, num_tokens: int, num_steps: int) -> bool:
-        """Return whether idle KV should be offloaded for a request of so many prompt tokens and decode steps."""
+        """Return whether idle KV should be offloaded for a request with this many prompt tokens and decode steps."""
         return self.idle_token_ns * num_tokens + self.idle_step_ns * num_steps >= self.spill_ns
 
 
@@ -111,10 +113,10 @@ UNMEASURED = Costs()
 """Costs with every rule off, for a tree whose plans no device computes."""
 
 
-# ---- The time to compute prompt tokens here, learnt from the steps that were run. ---------------------------------------
+# ---- The time to compute prompt tokens on this machine, learnt from its steps. ------------------------------------------
 
-MEMORY = 0.98  # weight of all earlier steps beside a new one
-OUTLIER = 4  # times its profile that a step counts at most: the machine may have been paused
+MEMORY = 0.98  # weight of all earlier steps relative to a new one
+OUTLIER = 4  # a step counts as at most this many times its expected time: the machine may have been paused
 
 
 class Profile:
@@ -122,7 +124,9 @@ class Profile:
 
     RAGCache measures a grid at start and interpolates in it. Here a line is fitted to the steps that run anyway, since the
     time of a token is a fixed part and a part that grows with its depth. The line is as good, takes no time at start, and
-    adapts to the machine. min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
+    adapts to the machine.
+
+    min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
@@ -140,7 +144,10 @@ class Profile:
         self.learn(plan.num_tokens, mean_depth(plan), seconds)
 
     def learn(self, tokens: int, depth: float, seconds: float) -> None:
-        """Learn from the seconds that a number of tokens took. depth: the mean position of these tokens."""
+        """Learn from the seconds that a number of tokens took.
+
+        depth: the mean position of these tokens.
+        """
         if tokens < self._min_tokens:
             return
         if self.is_learnt:
@@ -157,7 +164,7 @@ class Profile:
     def cost(self, cached: int, new: int) -> float:
         """Return the time of each of `new` tokens after `cached` ones, divided by the mean time of all tokens so far.
 
-        The division makes costs comparable that are from before the first step, or from a time when the machine was slower.
+        The division makes costs comparable over time: before and after the first step, and while the machine is slower.
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
         return self.seconds(cached, new) / new / mean
@@ -194,8 +201,10 @@ AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a 
 class PrefillBudget:
     """Limits the prompt tokens of a step while other requests decode.
 
-    size: most prompt tokens. max_stall: most seconds that the prompt tokens may take. The smaller limit holds, but a step
-    may always compute one chunk, since part of a chunk takes about as long.
+    size: most prompt tokens.
+    max_stall: most seconds that the prompt tokens may take.
+
+    The smaller limit holds, but a step may always compute one chunk, since part of a chunk takes about as long.
 
     The time of a token grows with the cells in use of all requests, because attention passes over all of them.
     """
@@ -203,15 +212,16 @@ class PrefillBudget:
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
         self.size, self.max_stall, self.costs = size, max_stall, costs
         self._profile = profile
-        self._by_cells = Profile(costs.chunk)  # with the cells in use for the depth
-        self._slowdown = 1.0  # time of the last step over what was expected
+        self._by_cells = Profile(costs.chunk)  # with the number of cells in use as the depth
+        self._slowdown = 1.0  # time of the last step, divided by the expected time
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn.
 
-        Plans with drafts or without a whole chunk are ignored. cells: cells in use on the device, without the plan's new
-        tokens. If a step took longer than expected, because the machine has other work, the next steps become smaller at
-        once.
+        Plans with drafts or without a whole chunk are ignored. If a step took longer than expected, because the machine has
+        other work, the next steps become smaller at once.
+
+        cells: cells in use on the device, without the plan's new tokens.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -222,17 +232,18 @@ class PrefillBudget:
         self._profile.observe(plan, seconds)
 
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
-        """Return how many prompt tokens a step may compute now. most: the tokens that the step has room for.
+        """Return how many prompt tokens a step may compute now.
 
-        cells: returns how many cells are in use while a step computes a given number of tokens. A large step may have fewer
-        of them, because it swaps out the cells of other requests.
+        most: the tokens that the step has room for.
+        cells: returns how many cells are in use while a step computes a given number of tokens. Fewer may be in use in a
+            large step, because such a step swaps out the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
             return most
         within = self._within(cells(most))
         if (in_use := cells(within)) > cells(most):
-            within = self._within(in_use)  # too few for a swap
+            within = self._within(in_use)  # a step this small does not swap
         return min(most, max(self.costs.chunk, within))
 
     def _within(self, cells: int) -> int:

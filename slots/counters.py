@@ -12,14 +12,19 @@ HELP, NAME = "help", "name"  # in the metadata of a field
 
 
 def total(help: str, name: str = "") -> int:
-    """Declare a total for /metrics. help: its description there. name: its name there, if that is not the field's name."""
+    """Declare a total for /metrics.
+
+    help: its description there.
+    name: its name there, if that is not the field's name.
+    """
     return field(default=0, metadata={HELP: help, NAME: name})
 
 
 @dataclass(slots=True)
 class Counters:
-    """The scheduler's totals. tree: has the profile of token times.
+    """The scheduler's totals.
 
+    tree: its profile has the times of tokens.
     cached_tokens: reused prompt tokens, by origin (`Source`).
     """
 
@@ -75,7 +80,9 @@ class Counters:
         self.accepted_tokens += 1
 
     def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """Count `tokens` prompt tokens from position `start` on as reused. source: their origin.
+        """Count `tokens` prompt tokens from position `start` on as reused.
+
+        source: their origin.
 
         Nothing is counted for a request that was preempted before, nor for a request without a waiting client.
         """

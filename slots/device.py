@@ -13,13 +13,13 @@ class Stretches:
     """Counts, roughly, the stretches of adjacent cells that hold the KV of each run, and of each sequence's private
     tokens.
 
-    An answer that was computed beside others takes many stretches, since each of its tokens is in a cell by itself. A run
-    without a count is in one piece, or is not on the device.
+    An answer that is computed in steps with other requests takes many stretches, since its tokens are not in adjacent cells.
+    A run without a count is in one piece, or is not on the device.
     """
 
     def __init__(self) -> None:
         self._counts: dict[Node | Sequence, int] = {}
-        self.total = 0  # of all holders
+        self.total = 0  # of all owners
 
     def of(self, owner: Node | Sequence) -> int:
         """Return the stretches of a run or of a sequence's private tokens; 0: they are in one piece."""
@@ -62,9 +62,10 @@ class Stretches:
 class DeviceCells:
     """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
 
-    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`). offer_copy: called
-    with each run whose copy may now be evicted from host memory. recompute_last: how many last tokens of a prompt are
-    computed even if they are cached.
+    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`).
+
+    offer_copy: called with each run whose copy may now be evicted from host memory.
+    recompute_last: how many last tokens of a prompt are computed even if they are cached.
     """
 
     def __init__(
@@ -78,11 +79,11 @@ class DeviceCells:
     ) -> None:
         self.num_cells = num_cells
         self.num_ready = 0  # cells with KV of a run: every ready token is in exactly one
-        self.num_runs = 0  # runs with any such cell
-        self.num_pending = 0  # claimed and not computed yet: cells that are promised
+        self.num_runs = 0  # runs with at least one such cell
+        self.num_pending = 0  # claimed tokens that are not computed yet: promised cells
         self.num_in_use = 0  # ready cells that running requests need
         self.cells_end = 0  # all cells in use are below this one, if the lowest free cells are filled first
-        self.idle: dict[Node, Sequence] = {}  # by last node; at most one a node
+        self.idle: dict[Node, Sequence] = {}  # by last node; at most one per node
         self.leaves = Candidates(self._order, self.is_leaf)
         self.stretches = Stretches()
         self._num_sequences = num_sequences
@@ -115,7 +116,7 @@ class DeviceCells:
         return operations
 
     def perform(self, operation: Operation) -> None:
-        """Add an operation, after those that already wait for the next plan."""
+        """Add an operation to the next plan, after the pending ones."""
         self._operations.append(operation)
 
     # ---- running sequences -----------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class DeviceCells:
     def keep_idle(self, sequence: Sequence) -> None:
         """Keep a sequence after its request, unless another sequence holds all of its KV.
 
-        Drop idle sequences whose KV it holds.
+        Idle sequences whose KV it holds are dropped.
         """
         sequence.active = False
         for node in path(sequence.last_node):
@@ -196,17 +197,18 @@ class DeviceCells:
     #     idle runs       idle sequences                             num_ready                evict, leaves first
     #
     # A cell is counted once, however many sequences hold it, so eviction could free num_ready - num_in_use cells. A leaf is
-    # a run that one idle sequence alone holds: to trim that sequence frees its cells. The leaf's parent may be next.
+    # a run that one idle sequence alone holds: trimming that sequence frees the leaf's cells. The leaf's parent may be the
+    # next leaf.
 
     def take_leaf(self) -> Node | None:
-        """Return the leaf to evict next: the one of the lowest priority; of several, the one that has been idle longest."""
+        """Return the leaf to evict next: it has the lowest priority and, among equal leaves, has been idle longest."""
         leaf = self.leaves.pop()
         if leaf is not None:
             self._policy.on_evict(leaf.priority)
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Return a leaf that no request has used and that has a copy in host memory. The leaf has been idle longest."""
+        """Return the longest idle leaf that no request has used and that has a copy in host memory."""
         unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 
@@ -260,7 +262,7 @@ class DeviceCells:
         """Divide the counts of a run that was cut in two. An idle sequence that ends in `upper` gets it as its last node."""
         self.stretches.split(upper, lower)
         self.num_runs += lower.ready > 0
-        idle = self.idle.get(lower)  # active last nodes are always at a run's end
+        idle = self.idle.get(lower)  # an active sequence always ends at a run's end
         if idle and idle.length <= upper.end:
             del self.idle[lower]
             idle.last_node = upper
@@ -301,7 +303,7 @@ class DeviceCells:
         if node.in_use:
             self.num_in_use += change
             self.num_pending -= change
-            self._offer_copy(node)  # its copy is not claimed any more: the KV is on the device
+            self._offer_copy(node)  # the request no longer needs the copy: the KV is on the device
 
 
 def _is_covered(sequence: Sequence) -> bool:

@@ -15,12 +15,16 @@ from .scope import Scope
 from .slot import Slot
 
 GoesOn = Callable[[int, Sequence[float]], bool]
-"""Returns whether a request's draft gets one more token, from the request's index and the confidences so far."""
+"""Takes a request's index and the confidences of its draft so far. Returns whether the draft gets one more token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDraft:
-    """tokens (int32): a guess at the next tokens. confidences: the probability that the draft model gave to each of them."""
+    """A guess at the next tokens by a draft model.
+
+    tokens: int32.
+    confidences: the probability that the draft model gave to each token.
+    """
 
     tokens: np.ndarray
     confidences: tuple[float, ...]
@@ -31,9 +35,11 @@ class Drafter(Protocol):
 
     A draft model never changes an answer: it only proposes tokens, which the main model checks.
 
-    costs: the costs of the draft model. batch: most tokens of one batch. num_tokens: tokens computed since the start.
-    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft. is_off:
-    the model drafts nothing, because it failed repeatedly or was not loaded.
+    costs: the costs of the draft model.
+    batch: most tokens of one batch.
+    num_tokens: tokens computed since the start.
+    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft.
+    is_off: whether the model drafts nothing, because it failed repeatedly or was not loaded.
     """
 
     costs: Costs
@@ -43,17 +49,19 @@ class Drafter(Protocol):
     is_off: bool
 
     def lacking(self, job: Job) -> int:
-        """Return how many of a job's tokens, without the last one, the draft model has not read; -1: it cannot read them."""
+        """Return how many of a job's tokens before the last one the draft model has not read; -1: it cannot read them."""
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of a job's unread tokens. Return False if a new request aborts this; then none is read."""
+        """Read at most `most` of a job's unread tokens. Return False, with none read, if a new request aborts this."""
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """Compute up to `most` tokens of an idle slot's history with the draft model, for the slot's next turn.
 
-        Return False if none is left, or after an abort. cached: how many first tokens of the history may be read.
+        Return False if no token is left, or after an abort.
+
+        cached: how many first tokens of the history may be read.
         """
         ...
 
@@ -71,11 +79,11 @@ class Drafter(Protocol):
 
 # ---- The chance that a token of a draft model is the sampler's choice, learnt from the drafts that were checked. --------
 
-EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # of confidence: tokens between two edges share their chance
+EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # confidences: tokens between two edges share one chance
 FIRST = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95)  # chances before any draft
 FIRST_WEIGHT, FIRST_MEAN, MEAN_WEIGHT = 4.0, 0.7, 16.0
-FADING, OWN_FADING, OWN_WEIGHT = 0.98, 0.8, 8.0  # as in `drafts.py`; a request has more drafts by a model
-RETURN = 0.998  # share of the difference to the first guess that a step without a draft keeps: texts change
+FADING, OWN_FADING, OWN_WEIGHT = 0.98, 0.8, 8.0  # as in `drafts.py`; with a model, a request has more drafts
+RETURN = 0.998  # share of the difference from the first chances that a step without a draft keeps: texts change
 SURE = 0.995  # no chance is higher
 
 
@@ -90,7 +98,10 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance of a token that is not drafted yet. own: the request's score."""
+        """Return the chance of a token that is not drafted yet.
+
+        own: the request's score.
+        """
         general = self._mean.right / self._mean.tried
         return min((OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried), SURE)
 
@@ -134,25 +145,26 @@ def _place(confidence: float) -> int:
 # ---- The time of a draft model, in steps of the model that it drafts for. -----------------------------------------------
 
 SMOOTHING = 0.2  # weight of a new time
-OUTLIER = 3.0  # times the mean: a longer time is caused by the machine, not by the step or the model
-UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # of a step: a pass, and a read token, of a draft model without known costs
+OUTLIER = 3.0  # a time counts as at most this many times the mean: the machine causes longer ones, not the model
+UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # shares of a step: a pass, and a read token, of a draft model without known costs
 
 
 class DraftTimes:
     """The times of a draft model, learnt from its passes; before the first pass, taken from the costs of both models.
 
-    costs: those of the main model. of_draft: those of the draft model.
+    costs: the costs of the main model.
+    of_draft: the costs of the draft model.
     """
 
     def __init__(self, costs: Costs, of_draft: Costs) -> None:
         self._costs, self._of_draft = costs, of_draft
-        self._passes: dict[int, float] = {}  # the time of a pass over its time by the costs, by streams
-        self._token = 0.0  # seconds of a read token; 0 before the first
+        self._passes: dict[int, float] = {}  # by streams: the time of a pass, divided by its time by the costs
+        self._token = 0.0  # seconds to read a token; 0 before the first read
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
         """Return the time to draft one more token for each stream, in steps of the main model.
 
-        step: the seconds of such a step.
+        step: the seconds of a step of the main model.
         """
         by_costs = self._of_draft.step_ns(streams, depth)
         if learnt := self._passes.get(streams):
@@ -161,12 +173,18 @@ class DraftTimes:
         return by_costs / plain if plain else UNKNOWN
 
     def token_seconds(self, step: float) -> float:
-        """Return how many seconds the draft model takes to read a token. step: as in `pass_steps`."""
+        """Return how many seconds the draft model takes to read a token.
+
+        step: as in `pass_steps`.
+        """
         plain, row = self._costs.step_ns(1, 0), self._of_draft.row_ns
-        return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU may time a row as nothing
+        return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU's time for a row may be 0
 
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
-        """Learn from the time of drafts. number: of passes, counted as if each had drafted for all streams."""
+        """Learn from the time of drafts.
+
+        number: the number of passes, as if each pass had drafted for all streams.
+        """
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)
 
@@ -176,5 +194,8 @@ class DraftTimes:
 
 
 def smoothed(mean: float | None, new: float) -> float:
-    """Return a running mean of times after one new time. mean: the mean before it; None: there was no time."""
+    """Return a running mean of times after one new time.
+
+    mean: the mean before the new time; None: the new time is the first.
+    """
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

@@ -35,10 +35,10 @@ from .swap import USUAL_ANSWER
 
 FIRST = (0.5, 0.5, 0.5, 0.6, 0.75, 0.85, 0.9)  # chances before any draft, by the bits of the matched length: a guess
 FIRST_WEIGHT = 16.0  # tokens that the guess counts as
-OWN_WEIGHT = 8.0  # tokens that the score of all requests counts as, beside the request's own score
+OWN_WEIGHT = 8.0  # tokens that the score of all requests counts as, when a request's own score is added
 FADING = 0.98  # share of the score of all requests that a draft keeps
 OWN_FADING = 0.5  # share of a request's own score that a draft keeps
-FORGETTING = 0.97  # share of its own score that a step without a draft keeps: after wrong drafts it tries again later
+FORGETTING = 0.97  # share of a request's own score that a step without a draft keeps: it tries again later
 
 
 class Odds:
@@ -51,7 +51,10 @@ class Odds:
         self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
 
     def chance(self, own: Score, matched: int) -> float:
-        """Return the chance of a token, given that all tokens before it in the draft are right. own: the request's score."""
+        """Return the chance of a token, given that all tokens before it in the draft are right.
+
+        own: the request's score.
+        """
         general = self._by_length[_place(matched)]
         return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
 
@@ -91,21 +94,21 @@ def _place(matched: int) -> int:
     return min(matched.bit_length(), len(FIRST) - 1)
 
 
-# ---- The time of steps with several rows a stream, as a multiple of those with one. -------------------------------------
+# ---- The time of steps with several rows per stream, as a multiple of steps with one row. -------------------------------
 
-UNKNOWN = 0.02  # of a step: one more row where no cost is known, until one has run
-LEAST = 0.001  # of a step: the least time of a row; from 0 a factor could never learn
-CLEARLY = 0.9  # of the time of a step without drafts: no step with drafts is as fast
-FADING_PACE = 0.995  # share of what was learnt that a step without drafts keeps: slow sizes have another try
-REFRESH = 100  # steps with drafts before one without, which shows how long that takes now
-FIRST_STEPS = 4  # likewise, before the first time of a step without drafts
+UNKNOWN = 0.02  # of a step: one more row, if its cost is unknown and no such step has run
+LEAST = 0.001  # of a step: the least time of a row; a factor could not learn from 0
+CLEARLY = 0.9  # of the time without drafts: a step with drafts that takes less shows a faster machine
+FADING_PACE = 0.995  # share of a factor that a step without drafts keeps: slow sizes are tried again
+REFRESH = 100  # steps with drafts before one without drafts, whose time is measured again
+FIRST_STEPS = 4  # the same, while the time without drafts is unknown
 FEW_ROWS = 8
-SAMPLES = 5  # a factor is about the mean of so many recent samples
+SAMPLES = 5  # a factor is about the mean of this many recent samples
 
 
 @dataclass(slots=True)
 class Factor:
-    """The ratio of measured times to those that the costs predict. It starts at 1, so that a slow first step counts half."""
+    """The ratio of measured to predicted times. It starts at 1, so that a slow first step counts half."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -122,10 +125,8 @@ class Factor:
 class Pace:
     """The time of a step with drafts, as a multiple of the time of a step without them.
 
-    The costs predict the multiple, and a factor that is learnt from the steps that run corrects it.
-
-    Each number of rows has its factor (large numbers share one up to a power of two). All numbers of rows that have not run
-    yet share another factor.
+    The costs predict the multiple, and a factor that is learnt from steps corrects the prediction. Each number of rows has a
+    factor (large numbers share one up to a power of two). All numbers of rows that have not run yet share another factor.
 
     The time without drafts may be out of date: if the machine has become slower since, multiples are too large until the
     next step without drafts.
@@ -133,13 +134,13 @@ class Pace:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._plain: dict[int, float] = {}  # the time of a step over its time by the costs, by streams
-        self._num_drafted: dict[int, int] = {}  # steps with drafts since the last one without, by streams
+        self._plain: dict[int, float] = {}  # by streams: the time of a step, divided by its time by the costs
+        self._num_drafted: dict[int, int] = {}  # by streams: steps with drafts since the last one without
         self._factors: dict[int, dict[int, Factor]] = {}  # by streams and class of size
         self._factor = Factor()  # of other sizes
 
     def multiple(self, streams: int, rows: int, depth: int) -> float:
-        """Return the time of a step of `rows` rows, divided by that of a step with one row for each stream.
+        """Return the time of a step of `rows` rows, divided by the time of a step with one row for each stream.
 
         depth: cells that a row sees.
         """
@@ -147,7 +148,7 @@ class Pace:
         return 1 + factor.value * self._by_costs(streams, rows, depth)
 
     def _by_costs(self, streams: int, rows: int, depth: int) -> float:
-        """Return the time of drafted rows by the costs, over that of a step without them."""
+        """Return the time of the drafted rows by the costs, divided by the time of a step without them."""
         plain, drafted = self._costs.step_ns(streams, depth), rows - streams
         return max(self._costs.step_ns(rows, depth) / plain - 1 if plain else UNKNOWN * drafted, LEAST * drafted)
 
@@ -164,7 +165,10 @@ class Pace:
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time moved towards a new one. is_late: the new time is the first for long, and counts half."""
+        """Return a time moved towards a new one.
+
+        is_late: the new time is the first in a long while, so it counts half.
+        """
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
@@ -198,13 +202,13 @@ def _size(rows: int) -> int:
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
 
-ROWS = (4, 8, 16, 32, 64)  # rows of a stream, with that of its last token
-MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # likewise, where a draft model computes each token of the draft
-MARGIN = 1.05  # the least gain of a draft: estimates are only so good
+ROWS = (4, 8, 16, 32, 64)  # rows of a stream, with the row of its last token
+MODEL_ROWS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)  # the same, if a draft model computes each token of the draft
+MARGIN = 1.05  # the least expected gain of a draft: estimates have errors
 FIRST_CREDIT, MOST_CREDIT = 8.0, 32.0  # in steps without drafts
-FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # likewise: a draft model has to read the prompt before it drafts
+FIRST_MODEL_CREDIT, MOST_MODEL_CREDIT = 16.0, 128.0  # the same with a draft model, which first has to read the prompt
 EARNED = 0.005  # credit of a step without drafts: the share of time that drafts may lose in the long run
-READ_ALONG = 16  # tokens that a draft model reads in its first pass, and not in a separate one before
+READ_ALONG = 16  # unread tokens per stream that a draft model reads in its first pass, without a separate pass before it
 NONE: Sequence[np.ndarray] = ()
 
 
@@ -219,14 +223,15 @@ class Drafts:
     counts, both for drafts and for reading prompts. The draft model reads a prompt in pieces between steps, after the
     answer's first token.
 
-    max_rows: most rows of logits of a step; 0: no drafts. max_stall: most seconds that drafts may add to a step with several
-    streams; the step aims at less, as prefill does. longest: most tokens of a draft, if the model has a recurrent state that
-    must be rolled back after a wrong token. ends: tokens that end an answer; they are never drafted. drafter: the draft
-    model, if there is one.
+    max_rows: most rows of logits of a step; 0: no drafts.
+    max_stall: most seconds that drafts may add to a step with several streams; the step aims at less, as prefill does.
+    longest: most tokens of a draft, if the model has a recurrent state that must be rolled back after a wrong token.
+    ends: tokens that end an answer; they are never drafted.
+    drafter: the draft model, if there is one.
 
-    All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel. Other
-    lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states to which
-    these would be rolled back.
+    All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel.
+    Unequal lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states
+    that a rollback needs.
     """
 
     def __init__(
@@ -249,7 +254,7 @@ class Drafts:
         self._credit = FIRST_MODEL_CREDIT if drafter else FIRST_CREDIT
         self._most_credit = MOST_MODEL_CREDIT if drafter else MOST_CREDIT
         self._guesses: dict[int, Guess] = {}  # drafts of the last step, by request
-        self._multiple = 1.0  # of the last step's time
+        self._multiple = 1.0  # the last step's time, in steps without drafts
         self._is_used = False  # whether the step only decodes, and one of its requests may have drafts
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
@@ -286,7 +291,9 @@ class Drafts:
             self._earn(EARNED)
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and learn. checked: the spans with drafts of the last step that ran.
+        """Free the cells of rejected tokens, and learn.
+
+        checked: the spans with drafts of the last step that ran.
 
         This starts a new step, in which `propose` need not be called.
         """
@@ -310,7 +317,7 @@ class Drafts:
             self.drafter.forget(scope)
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Let the draft model read a piece of an idle slot's history. Return False if no reading is left that pays.
+        """Let the draft model read a piece of an idle slot's history. Return False if nothing is left that is worth reading.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -324,7 +331,7 @@ class Drafts:
         return any(drafter.read_ahead(slot, cached, most) for slot, cached in slots)
 
     def _earn(self, steps: float) -> None:
-        """Add to the credit. The lower bound is for a machine that was paused: some steps without drafts make up for it."""
+        """Add to the credit. Its lower bound lets a few steps without drafts make up for a pause of the machine."""
         self._credit = max(min(self._credit + steps, self._most_credit), -FIRST_CREDIT)
 
     def _learn(self, lookup: Lookup, draft: Draft | ModelDraft, accepted: int, drafted: int) -> None:
@@ -348,9 +355,9 @@ class Drafts:
     def _length(
         self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
     ) -> tuple[int, float]:
-        """Return the most tokens of a draft in this step, and the gain: of the lengths that pay, the one that gains most.
+        """Return the length of the step's drafts that gains most, and its gain. The length is 0 if none pays.
 
-        The result is 0 if no length pays. candidates: the numbers of rows of a stream to try.
+        candidates: the numbers of rows per stream to try.
         """
         streams = len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -370,16 +377,17 @@ class Drafts:
         return best, best_gain
 
     def _may_cost(self, steps: float, streams: int, depth: int) -> bool:
-        """Return whether the credit covers the time of so many steps, and other streams can wait for so long."""
+        """Return whether the credit covers the time of `steps` steps, and other streams can wait that long."""
         most = math.inf if streams == 1 else AIM * self._max_stall
         return steps <= self._credit and steps * self._pace.seconds(streams, depth) <= most
 
     # ---- by a draft model ------------------------------------------------------------------------------------------
 
     def _ask_model(self, jobs: Sequence[Job], lookups: Sequence[Lookup], most: int, least: float) -> Sequence[Guess | None]:
-        """Return the model's draft for each request, if that is expected to gain more than `least`; else let the model read.
+        """Return the model's draft for each request, if drafts are expected to gain more than `least`.
 
-        The model's time is paid at once.
+        If the model has too many tokens to read, it reads a piece of them instead. Its time is taken from the credit at
+        once.
         """
         drafter, times, streams = self.drafter, self._times, len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -401,7 +409,7 @@ class Drafts:
         costs = [self._cost(streams, tokens, each, depth) / streams for tokens in range(length + 1)]
 
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
-            """Whether the remaining tokens are likely to be worth their time, at the gain of the whole step."""
+            """Return whether the remaining tokens are likely to be worth their time, at the gain of the whole step."""
             score, drafted = lookups[place].model_score, len(confidences)
             reached = math.prod(self._model_odds.chances(score, confidences))
             more = expected(self._model_odds.mean(score), length - drafted)
@@ -434,11 +442,14 @@ class Drafts:
         return best, best_gain
 
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
-        """Return the time, in steps, of a step with so many drafted tokens a stream. each: the time of a pass."""
+        """Return the time, in steps, of a step with `length` drafted tokens per stream.
+
+        each: the time of a pass, in steps.
+        """
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
     def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:
-        """Let the draft model read a piece of its lacking tokens, if the rest of the answers is likely to be worth it."""
+        """Let the draft model read a piece of its unread tokens, if the rest of the answers is likely to repay the time."""
         assert self.drafter is not None and self._times is not None
         each = self._times.token_seconds(step)
         cost, left = sum(lacking) * each / step, min(min(_room(job), USUAL_ANSWER) for job in jobs)
@@ -453,7 +464,7 @@ class Drafts:
             self._earn(-read * self._times.token_seconds(step) / step)
 
     def _piece(self, each: float) -> int:
-        """Return the most tokens that the draft model reads at once: streams or a new request wait for them."""
+        """Return the most tokens that the draft model reads at once, since streams or a new request wait meanwhile."""
         assert self.drafter is not None
         costs = self.drafter.costs
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)

@@ -63,9 +63,10 @@ class EvictionPolicy:
 def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
     """Count a request's use of a path: the frequency of its runs, and the cost of the runs without KV.
 
-    nodes: the runs of the path, last one first. continues: the request continues an earlier one, so runs that were used
-    before are not counted again. Otherwise the many turns of one conversation would make its history worth more than the
-    histories of others. counts_as_use: a client asked for the request.
+    nodes: the runs of the path, last one first.
+    continues: the request continues an earlier one, so runs that were used before are not counted again. Otherwise the many
+        turns of one conversation would make its history worth more than other histories.
+    counts_as_use: whether a client sent the request.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -81,14 +82,16 @@ class Candidates:
     """A heap of the runs that may be evicted from a tier, with the next one to evict on top.
 
     `offer` adds an entry when a run's sort key may have changed, or when the run may be evicted again; it takes O(log n).
-    `pop` skips outdated entries. order: returns the sort key of a run; the lowest one is evicted first. may_evict: returns
-    whether a run can be evicted now.
+    `pop` skips outdated entries.
+
+    order: returns the sort key of a run; the lowest one is evicted first.
+    may_evict: returns whether a run can be evicted now.
     """
 
     def __init__(self, order: Callable[[Node], tuple[float, int]], may_evict: Callable[[Node], bool]) -> None:
         self._order, self._may_evict = order, may_evict
         self._heap: list[tuple[tuple[float, int], int, Node]] = []
-        self._count = itertools.count()  # of equals, the one that was offered first
+        self._count = itertools.count()  # of runs with equal keys, the first one offered wins
         self._limit = 64
 
     def clear(self) -> None:
@@ -115,7 +118,7 @@ class Candidates:
         return {node for key, _, node in self._heap if self._is_current(key, node)}
 
     def _forget_outdated(self) -> None:
-        """Keep one entry a run: the first current one."""
+        """Keep one entry per run: the first current entry."""
         kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
         for entry in sorted(self._heap, reverse=True):
             if self._is_current(entry[0], entry[2]):

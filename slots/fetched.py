@@ -1,6 +1,4 @@
-"""Records that are fetched for one request: those that it waits for, and those that it takes over once it has computed
-the tokens before them.
-"""
+"""Records that are fetched for one request. It waits for some, and takes over the rest when its prefill reaches them."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from .plan import HostCopy
 from .radix import Node, common_prefix
 from .record import Record
 
-PATIENCE = 0.07  # share of the time to compute fetched tokens that a request waits while nothing arrives: 0.1 in all
+PATIENCE = 0.07  # share of the time to compute fetched tokens that a request waits while nothing arrives: see `Fetches`
 
 
 class FetchedRecord(NamedTuple):
@@ -32,11 +30,15 @@ class FetchedRecord(NamedTuple):
 class Fetch:
     """The records that are read from a lower tier for a waiting request.
 
-    tier: the tier's name. texts (int32): as in `Layout.texts`. gained: tokens that need not be computed after the fetch.
-    seconds: the time to compute these tokens. num_bytes: the size of all records. keys: the keys and sizes of records that
-    are not taken over yet, prefixes first. arrived: by key, records that arrived before the first of `keys`; None: the
-    record is gone. reserved: copies that stay in host memory for the request, each with one of its nodes. wanted_at: when
-    the request could have been admitted without the fetch; 0: not yet.
+    tier: the tier's name.
+    texts (int32): as in `Layout.texts`.
+    gained: tokens that need not be computed after the fetch.
+    seconds: the time to compute these tokens.
+    num_bytes: the size of all records.
+    keys: the keys and sizes of records that are not taken over yet, prefixes first.
+    arrived: by key, records that arrived before the first of `keys`; None: the record is gone.
+    reserved: copies that stay in host memory for the request, each with one of its nodes.
+    wanted_at: when the request could have been admitted without the fetch; 0: not yet.
     """
 
     job: Job
@@ -105,7 +107,10 @@ class Holes:
         return True
 
     def forget_dropped(self, tiers: Mapping[str, Container[str]]) -> int:
-        """Forget the records that their tiers no longer have. Return the bytes of the remaining records. tiers: by name."""
+        """Forget the records that their tiers no longer have. Return the bytes of the remaining records.
+
+        tiers: by name.
+        """
         kept = {job: deque(one for one in records if one.key in tiers[one.tier]) for job, records in self._records.items()}
         self._records = {job: records for job, records in kept.items() if records}
         return sum(one.record.num_bytes for records in self._records.values() for one in records)

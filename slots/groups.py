@@ -1,4 +1,4 @@
-"""Waiting requests, grouped by the prefix and documents that they share; and the one among them that reuses the most KV.
+"""Waiting requests, grouped by the prefix and documents that they share; and which of them reuses the most KV.
 
 Waiting requests are in a radix tree of their fixed tokens, which precede the documents. Documents may come in any order, so
 the node at the end of the fixed tokens lists the documents. Once a request is admitted, other requests that share its path
@@ -25,7 +25,7 @@ from .job import Job
 from .radix import Node, RadixTree, Root, descendants, upward
 from .request import Prompt
 
-MOST_SHARING = 64  # waiting requests that an admission looks at, those that share its documents first
+MOST_SHARING = 64  # waiting requests that an admission looks at; requests that share its documents come first
 MOST_PLACES = 64  # cached documents that are visited to see what a request would reuse
 MOST_LOOKS = 4  # expectations that an admission compares with the cache
 
@@ -34,7 +34,8 @@ MOST_LOOKS = 4  # expectations that an admission compares with the cache
 class Group:
     """Requests that are admitted one after another because they reuse the same KV.
 
-    order: the arrival number of the leader, the request that was admitted first. num_following: how many followed it.
+    order: the arrival number of the leader, the request that was admitted first.
+    num_following: how many followed it.
     """
 
     order: int
@@ -43,11 +44,15 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A waiting request. order: its arrival number. place: the node where its fixed tokens end.
+    """A waiting request.
 
-    expected: tokens that the request is expected to reuse. ratio: the expected tokens divided by the tokens left to compute.
-    weight: the ratio, times one more than the number of overtakes. source: the admitted request whose KV is to be reused;
-    None: the expected tokens were cached at the arrival. group: the group of `source`, which the request may follow.
+    order: its arrival number.
+    place: the node where its fixed tokens end.
+    expected: tokens that the request is expected to reuse.
+    ratio: the expected tokens divided by the tokens left to compute.
+    weight: the ratio, times one more than the number of overtakes.
+    source: the admitted request whose KV is to be reused; None: the expected tokens were cached at the arrival.
+    group: the group of `source`, which the request may follow.
     """
 
     job: Job
@@ -62,7 +67,7 @@ class Entry:
     def expect(self, num_tokens: int) -> None:
         """Note how many tokens the request will reuse.
 
-        One is added to the reused tokens, so that of two requests with nothing cached the shorter one comes first.
+        One is added to the reused tokens, so that of two requests without cached tokens the shorter request comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
@@ -76,9 +81,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Sharers:
-    """Waiting requests with the same fixed tokens, the oldest first. entries: all of them.
+    """Waiting requests with the same fixed tokens, the oldest first.
 
-    by_document: those with a document.
+    entries: all these requests.
+    by_document: by document, the requests that have it.
     """
 
     entries: dict[Entry, None] = field(default_factory=dict[Entry, None])
@@ -86,7 +92,10 @@ class Sharers:
 
 
 class Groups:
-    """The waiting requests that have not run yet. window: how many may overtake one, and how many may follow a leader."""
+    """The waiting requests that have not run yet.
+
+    window: how many requests may overtake a waiting one, and how many may follow a leader.
+    """
 
     def __init__(self, tree: PromptTree, window: int) -> None:
         self._tree, self._window = tree, window
@@ -96,7 +105,7 @@ class Groups:
         self._after_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Add a waiting request, after all others or before them."""
+        """Add a waiting request after all other requests, or before them."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
         place = self.paths.insert(root, prompt.prefix, ())[len(prompt.prefix)]
@@ -122,7 +131,10 @@ class Groups:
             self._prune(entry.place)
 
     def check(self, waiting: Iterable[Job]) -> None:
-        """Raise AssertionError where the requests, the documents and the paths disagree. waiting: all of the queue."""
+        """Raise AssertionError if the requests, the documents and the paths disagree.
+
+        waiting: all requests of the queue.
+        """
         assert set(self._entries) <= set(waiting)
         assert {entry for sharers in self._sharers.values() for entry in sharers.entries} == set(self._entries.values())
         for place, sharers in self._sharers.items():
@@ -133,7 +145,7 @@ class Groups:
         assert set(self._sharers) <= set(paths) and all(run.children or run in self._sharers for run in paths)
 
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
-        """Return the request to admit: of those that may start and have the priority of `first`, the one of the most weight.
+        """Return the request to admit: the one with the most weight that may start and has the priority of `first`.
 
         first: the first request in the queue. It is returned if no other request has more weight.
         """
@@ -160,8 +172,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request, and expect the requests that share its path to reuse its KV.
 
-        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it
-        arrived after the leader that the admitted request follows.
+        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it arrived
+            after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -187,18 +199,18 @@ class Groups:
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most weight that may start; `oldest`, if none has more."""
+        """Return the request with the most weight that may start; `oldest` if no other has more."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
-                return best  # no KV that a running request computes is evicted
+                return best  # KV that a running request computes is not evicted
             if (cached := self._num_cached(best.job)) == best.expected:
                 return best
             best.expect(cached)
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request of the most expected weight.
+        """Return the request with the most expected weight.
 
         Once `oldest` must not be overtaken, only a follower may come first.
         """
@@ -226,7 +238,7 @@ class Groups:
         return most
 
     def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
-        """Yield the entries that share documents or fixed tokens with a request, and how many tokens."""
+        """Yield the entries that share documents or fixed tokens with a request, each with the number of shared tokens."""
         start = len(admitted.job.request.prompt.prefix)
         ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
         if ends and (same := self._sharers.get(admitted.place)) is not None:
@@ -242,7 +254,7 @@ class Groups:
             below = node
 
     def _prune(self, node: Node) -> None:
-        """Remove the end of a path at which and after which no request waits any more."""
+        """Remove nodes from the end of a path upward, as long as no request waits at or below them."""
         while not node.children and node not in self._sharers:
             if isinstance(node, Root):
                 del self.paths.roots[node.scope]

@@ -18,8 +18,9 @@ from .reuse import Reuse
 class Phase(Enum):
     """Where a request is: it waits, runs, or is done.
 
-    FETCHING: it waits for a lower tier. READING: it runs, and computes a document for its prompt. FOLLOWING: another request
-    computes its next tokens.
+    FETCHING: it waits for a lower tier.
+    READING: it runs, and computes a document for its prompt.
+    FOLLOWING: another request computes its next tokens.
     """
 
     WAITING = "waiting"
@@ -32,7 +33,7 @@ class Phase(Enum):
 
 
 Turn = tuple[bool, int, int]
-"""The place of a prompt among those that run together: see `Job.turn`."""
+"""The place of a prompt among the prompts that run together: see `Job.turn`."""
 
 _COMPUTES = {Phase.READING, Phase.PREFILL, Phase.DECODE}
 NEXT_PHASES = {
@@ -48,13 +49,16 @@ NEXT_PHASES = {
 
 @dataclass(slots=True, eq=False)
 class StrategyState:
-    """A strategy's state for one job; a strategy that needs more fields has a subclass. pause: see `Strategy.pause_at`."""
+    """A strategy's state for one job; a strategy that needs more fields has a subclass.
+
+    pause: see `Strategy.pause_at`.
+    """
 
     pause: int = 0
 
     @property
     def has_started(self) -> bool:
-        """Whether something was computed for this job that no other job would find."""
+        """Whether KV was computed for this job that no other job would find."""
         return False
 
     def suits(self, layout: Layout) -> bool:
@@ -62,10 +66,10 @@ class StrategyState:
         return True
 
     def forget_unmade(self) -> None:
-        """Forget what was decided and not carried out, because the device has lost all KV."""
+        """Forget copies that were planned and never made, because the device has lost all KV."""
 
     def start_over(self) -> None:
-        """Forget all, since the job begins again."""
+        """Reset the state, since the job begins again. Finished copies stay."""
         self.forget_unmade()
 
 
@@ -73,7 +77,10 @@ class Strategy(Protocol):
     """A way to reuse KV. One strategy serves all jobs that it takes; the usual one is `PlainKV`."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
-        """Return whether the strategy serves a request. whole: the layout of the request's whole prompt."""
+        """Return whether the strategy serves a request.
+
+        whole: the layout of the request's whole prompt.
+        """
         ...
 
     def stage(self, job: Job, whole: Layout) -> Layout:
@@ -81,7 +88,10 @@ class Strategy(Protocol):
         ...
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        """Return whether the KV that the strategy keeps outside the cells has room. others: the jobs that run or wait."""
+        """Return whether the KV that the strategy keeps outside the cells has room.
+
+        others: the jobs that run or wait.
+        """
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
@@ -96,7 +106,10 @@ class Strategy(Protocol):
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Restore KV of the job that has come to host memory since its last span. num_cells: as for `catch_up`."""
+        """Restore KV of the job that has come to host memory since its last span.
+
+        num_cells: as for `catch_up`.
+        """
         ...
 
     def pause_at(self, job: Job, at: int) -> None:
@@ -130,7 +143,7 @@ class Job:
 
     request: Request
     phase: Phase = Phase.WAITING
-    strategy: Strategy = field(init=False)  # once it is laid out
+    strategy: Strategy = field(init=False)  # set once the job is laid out
     strategy_state: StrategyState = field(default_factory=StrategyState)
     layout: Layout = NO_LAYOUT
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
@@ -138,7 +151,7 @@ class Job:
     num_tokens: int = 0
     computed: int = 0
     started_at: int = 0  # `computed` at its admission
-    # Once so many prompt tokens, of all requests, are computed, no later prompt goes before this one; 0: not known yet.
+    # Once the server has computed this many prompt tokens, no later prompt goes before this one; 0: not known yet.
     due: int = 0
     starts_late: bool = False  # see `LateStarts`; false once it has started
     recompute_last: int = 1  # how many last tokens are computed even if they are cached (see `Costs`)
@@ -147,10 +160,10 @@ class Job:
     slot: int = -1
     reuse: Reuse = field(default_factory=Reuse)
     num_failures: int = 0  # steps that failed while it ran
-    failed_at: int = 0  # `num_generated` when the last of them failed
+    failed_at: int = 0  # `num_generated` when the last such step failed
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase. Raises AssertionError if the present phase does not lead to it."""
+        """Enter a phase. Raises AssertionError if the current phase does not lead to it."""
         if phase is not self.phase:
             assert phase in NEXT_PHASES[self.phase], f"request {self.request.id}: {self.phase.value}, then {phase.value}"
             self.phase = phase
@@ -188,7 +201,7 @@ class Job:
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Note that a step failed and the device has lost all KV. The job will go on after the answer's tokens so far."""
+        """Note that a step failed and the device has lost all KV. The job will go on after its generated tokens."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()
@@ -266,7 +279,7 @@ class Job:
 
     @property
     def turn(self) -> Turn:
-        """The place of the prompt among those that run together: a smaller one is computed first."""
+        """The place of the prompt among the prompts that run together: the smallest place is computed first."""
         return not self.answering, -self.request.priority, self.due
 
     @property
@@ -276,5 +289,5 @@ class Job:
 
     @property
     def num_private(self) -> int:
-        """Cells outside the tree: those of generated tokens."""
+        """Cells outside the tree: the cells of generated tokens."""
         return max(self.computed - self.claimed, 0)

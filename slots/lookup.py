@@ -10,7 +10,7 @@ from .reuse import ids_of
 
 SHORTEST = 3  # tokens of the shortest suffix that is looked up
 LONGEST = 32  # tokens before a place that are compared
-MOST_PLACES = 16  # places of a suffix, the newest ones: a text of one word has thousands
+MOST_PLACES = 16  # newest places of a suffix that are compared: a text that repeats one word has thousands
 BITS = 21  # bits of a token in a key: more than any vocabulary needs, and three tokens fit into an int64
 
 
@@ -44,8 +44,10 @@ class Score:
 class Lookup:
     """Drafts for one request, from its prompt and its answer so far. It lives as long as the request does.
 
-    asks_model: a draft model may draft for the request, too. num_drafted, num_accepted: all tokens of its drafts so far, and
-    those that were accepted. score: the score of drafts by lookup. model_score: the score of drafts by the draft model.
+    asks_model: a draft model may draft for the request, too.
+    num_drafted, num_accepted: the tokens of its drafts so far, and how many of them were accepted.
+    score: the score of drafts by lookup.
+    model_score: the score of drafts by the draft model.
     """
 
     __slots__ = (
@@ -59,8 +61,8 @@ class Lookup:
         self.score, self.model_score = Score(), Score()
         self._prompt: Places | None = None
         self._newest: dict[int, int] = {}  # by suffix: the end of its last occurrence in the answer
-        self._end = 0  # length of the text that is known here
-        self._place = 0  # where the text of the last draft goes on; 0: no draft yet
+        self._end = 0  # length of the text that `_learn` has seen
+        self._place = 0  # where the source of the last draft continues; 0: no draft yet
 
     def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
         """Return at most `most` tokens that may come next; None without a match.
@@ -71,10 +73,10 @@ class Lookup:
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
             return None
         lengths = matched(tokens, places)
-        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equals the place of the last draft, else the newest
+        best = len(lengths) - 1 - int(lengths[::-1].argmax())  # of equal places, the last draft's, else the newest
         self._place = int(places[best])
         source = ids_of(tokens[self._place : self._place + most])
-        return Draft(np.resize(source, most), int(lengths[best]))  # at the end of the text the draft repeats
+        return Draft(np.resize(source, most), int(lengths[best]))  # past the end of the text, the draft repeats
 
     def _learn(self, tokens: np.ndarray, num_prompt: int) -> None:
         """Take over the text since the last call: once the prompt, then a few tokens a step."""

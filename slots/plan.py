@@ -11,8 +11,9 @@ from .reuse import Source
 
 @dataclass(slots=True, eq=False)
 class HostCopy:
-    """A copy of the KV at positions [start, stop) of one path. data: uint8, None until the plan that saves it has run.
+    """A copy of the KV at positions [start, stop) of one path.
 
+    data: uint8, None until the plan that saves it has run.
     users: the number of nodes whose runs are in the copy; both parts of a split run use the same copy.
     """
 
@@ -20,7 +21,7 @@ class HostCopy:
     stop: int
     data: np.ndarray | None = None
     users: int = 1
-    source: str = Source.HOST  # what its reuse counts as: the kind of copy, or the name of its lower tier
+    source: str = Source.HOST  # the origin that its reuse counts under: the kind of copy, or the name of its lower tier
     num_fetches: int = 0  # fetches of waiting requests that will need it
 
     def __len__(self) -> int:
@@ -101,12 +102,13 @@ Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """A run of one request's tokens to compute.
+    """Consecutive tokens of one request to compute.
 
-    tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`. logits: whether a token is sampled after
-    the last one. drafted: how many of the last tokens are a draft. The runner then samples before the first drafted token
-    and after each of them, as long as its choices equal the draft. scored (int32): prompt tokens, each after one of the
-    span's first tokens, whose logprobs the request asks for.
+    tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`.
+    logits: whether a token is sampled after the last one.
+    drafted: how many of the last tokens are a draft. The runner samples before the first drafted token and after each of
+        them, as long as its choices equal the draft.
+    scored (int32): the prompt tokens whose logprobs the request wants; each follows one of the span's first tokens.
     """
 
     request: int
@@ -139,9 +141,11 @@ class Span:
 class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
 
-    afterwards: operations after the batch, even after a batch that failed. num_spare: cells that stay free beside the
-    batch's cells, for the runner's use during the step. background: no client waits for the step, so it may be aborted.
-    admitted: ids of the requests that left the queue for the step. adapters: the LoRA adapters that compute all spans.
+    afterwards: operations after the batch, even after a batch that failed.
+    num_spare: free cells that the batch does not take, for the runner's use during the step.
+    background: no client waits for the step, so it may be aborted.
+    admitted: ids of the requests that left the queue for the step.
+    adapters: the LoRA adapters that compute all spans.
     """
 
     operations: tuple[Operation, ...] = ()

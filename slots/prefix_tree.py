@@ -46,7 +46,7 @@ class Pins:
         return sum(len(node.tokens) for node in nodes)
 
     def unpin(self, scope: Scope, tokens: np.ndarray) -> int:
-        """End the pins on a prompt, except on runs that other pinned prompts share. Return the number of tokens."""
+        """End the pins on a prompt, except on runs that other pinned prompts share. Return the number of unpinned tokens."""
         released = 0
         for node in self._path_of(scope, tokens):
             if node.pinned_until and not any(child.pinned_until for child in node.children.values()):
@@ -74,7 +74,7 @@ class Pins:
     def _note_end(self, until: float, last_node: Node) -> None:
         """Note when a pin ends.
 
-        Renewed pins and evicted runs cause outdated entries. When these are too many, only pinned runs keep an entry.
+        Renewed pins and evicted runs cause outdated entries. When there are too many entries, only pinned runs keep one.
         """
         heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:
@@ -102,10 +102,15 @@ class OutOfSequences(RuntimeError):
 class PrefixTree(PromptTree):
     """The tree of all cached KV: finds, claims, releases and evicts runs.
 
-    Each act adds memory operations, which go into the next plan. device: sequences and cells. copies: saves runs to host
-    memory and restores them. num_sequences: how many sequence ids there are, at least 2 * slots + 1. host: takes evicted
-    runs; without it they are lost. policy: decides the order of eviction. profile: the time to compute a run. costs: the
-    costs of this device.
+    Each change adds memory operations to the next plan.
+
+    device: sequences and cells.
+    copies: saves runs to host memory and restores them.
+    num_sequences: how many sequence ids there are, at least 2 * slots + 1.
+    host: takes evicted runs; without it they are lost.
+    policy: decides the order of eviction.
+    profile: the time to compute a run.
+    costs: the costs of this device.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class PrefixTree(PromptTree):
         )
         self.copies = Copies(self.device, self.host, costs)
         self.num_evicted = 0  # tokens evicted from the device, ever
-        self.num_uncopied = 0  # tokens evicted without a copy, since computing them again takes less time
+        self.num_uncopied = 0  # tokens evicted without a copy, since computing them again is faster
 
     def clear(self) -> None:
         """Forget everything, even in an inconsistent state. No cell, sequence or copy is in use afterwards."""
@@ -157,10 +162,15 @@ class PrefixTree(PromptTree):
         """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
         An idle sequence is continued in place if it is a prefix of the prompt and none of it is to be computed again. Any
-        other match is forked, and its donor stays as it is. stops: ascending positions where nodes must end. documents:
-        (key, start, stop) of each document. counts_as_use: a client asked for the prompt; else its runs do not count as
-        used. sections: the positions of the prompt that are computed; empty: all. session: the name of the request's
-        session, if any. Raises OutOfSequences, and ValueError for a document outside the prompt; neither changes the tree.
+        other match is forked, and its donor does not change.
+
+        stops: ascending positions where nodes must end.
+        documents: (key, start, stop) of each document.
+        counts_as_use: whether a client sent the prompt; otherwise its runs do not count as used.
+        sections: the positions of the prompt that are computed; empty: all.
+        session: the name of the request's session, if any.
+
+        Raises ValueError for a document outside the prompt, before anything changes, and OutOfSequences.
         """
         if not all(0 <= start <= stop <= len(tokens) for _, start, stop in documents):
             raise ValueError(f"documents at {[span for _, *span in documents]} of a prompt of {len(tokens)} tokens")
@@ -189,9 +199,10 @@ class PrefixTree(PromptTree):
         return Claim(sequence, cached, Source.OWN if own else Source.FORK if cached else Source.NONE)
 
     def release(self, sequence: Sequence, private: np.ndarray = NO_TOKENS, session: str = "") -> None:
-        """End a request's use of `sequence`, which stays in the tree as an idle one.
+        """End a request's use of `sequence`, which stays in the tree as an idle sequence.
 
-        private: the generated tokens with KV (int32). session: as for `claim`.
+        private: the generated tokens with KV (int32).
+        session: as for `claim`.
         """
         self._clock += 1
         claimed = sequence.last_node
@@ -210,7 +221,9 @@ class PrefixTree(PromptTree):
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
         """Count a request's use of cached runs outside its path.
 
-        The request has copies of these runs, so they may be evicted. session: as for `claim`.
+        The request has copies of these runs, so they may be evicted.
+
+        session: as for `claim`.
         """
         self._clock += 1
         used = list(nodes)
@@ -221,8 +234,9 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
 
-        Fewer are freed if running requests need all other cells. unused: evict only runs that no request has used and that
-        have a copy.
+        Fewer are freed if running requests need all other cells.
+
+        unused: evict only runs that no request has used and that have a copy.
         """
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
@@ -270,8 +284,8 @@ class PrefixTree(PromptTree):
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
         """Move the tokens to recompute, and all runs after them, to host memory, if idle sequences alone hold them.
 
-        Computed again, they get the same cells. Kernels sum over cells in vectors, so other cells mean another order of
-        summation.
+        When these tokens are computed again, they get the same cells. In other cells their KV would have other bits, because
+        kernels sum over cells in vectors, and other cells mean another order of summation.
         """
         if self.recompute_last == 1 or not self.host.max_bytes:
             return
@@ -283,7 +297,7 @@ class PrefixTree(PromptTree):
                 self._evict_from_device(run)
 
     def _begin(self, last_node: Node) -> Sequence:
-        """Return a new sequence for the path to `last_node`, which is in use. Without an id, the path is removed again."""
+        """Return a new sequence for the path to `last_node`, which is in use. If no id can be freed, the path is removed."""
         while not self.device.num_free_ids:
             if not self.evict():
                 for node in path(last_node):
@@ -299,13 +313,16 @@ class PrefixTree(PromptTree):
             self.price(node)
 
     def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
-        """Free a leaf's cells. keep: move the run to host memory; a run that the tier refuses is forgotten."""
+        """Free a leaf's cells.
+
+        keep: move the run to host memory; a run that host memory refuses is forgotten.
+        """
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
         if keep and not saved:
             self.num_uncopied += 0 if not self.host.max_bytes or self.copies.pays(leaf) else leaf.ready
             self.host.count_lost(leaf, leaf.ready)
-            for run in descendants(leaf):  # of no use without the leaf
+            for run in descendants(leaf):  # useless without the leaf
                 self.host.count_lost(run, len(run.tokens))
         self.device.retreat(sequence, leaf)
         if not saved:
@@ -329,7 +346,7 @@ class PrefixTree(PromptTree):
             self._remove(node)
         for node in path(sequence.last_node):
             if 0 < node.ready < len(node.tokens) and not node.in_use:
-                # All of the run but its last token was restored: that token is in host memory, as the runs after it are.
+                # All tokens of the run but the last were restored. The last one is in host memory, like the runs after it.
                 self._split(node, node.ready)
                 break
         while sequence.last_node.parent and sequence.last_node.start >= sequence.length:

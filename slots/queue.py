@@ -34,8 +34,8 @@ class Queue:
     """The waiting requests.
 
     window: how many later requests may overtake a waiting one, and how many may follow a request whose KV they share.
-    strategy: returns how a request with a given whole prompt reuses KV. may_start: returns whether a request could get a
-    slot now.
+    strategy: returns how a request with a given whole prompt reuses KV.
+    may_start: returns whether a request could get a slot now.
 
     A request that waits for a busy slot, or for running prompts, blocks no other request. Requests that are admitted in the
     meantime count as overtakes. The queue is blocked while its next request does not fit and no cell has been freed.
@@ -64,12 +64,15 @@ class Queue:
     def add(self, job: Job) -> None:
         """Append a new request."""
         if all(job.request.priority > other.request.priority for other in self._waiting):
-            self._is_blocked = False  # the new request is the next one, and was not tried yet
+            self._is_blocked = False  # the new request comes next and has not been tried
         self._waiting.append(job)
         self.groups.add(job)
 
     def resume(self, job: Job, *, blocks: bool) -> None:
-        """Put a paused request first. blocks: the queue waits until cells have been freed."""
+        """Put a paused request first.
+
+        blocks: the queue waits until cells have been freed.
+        """
         job.enter(Phase.WAITING)
         self._is_blocked = blocks
         self._waiting.appendleft(job)
@@ -108,9 +111,11 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Note that the device has lost all KV, and with it the copies that were not made yet.
 
-        again, paused: requests to put first in the queue, those without and those with generated tokens. Returns the waiting
-        requests that cannot go on after their tokens, because their layout is no longer valid; they are removed from the
-        queue.
+        again: requests without generated tokens to put first in the queue.
+        paused: requests with generated tokens to put before the requests of `again`.
+
+        Return the waiting requests with generated tokens that cannot continue, because their layout is no longer valid. They
+        are removed from the queue.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
@@ -138,7 +143,7 @@ class Queue:
         return rejected
 
     def _first(self) -> Job | None:
-        """Return the first request of the highest priority that may start; if one has to run alone, that one."""
+        """Return the first request of the highest priority that may start, or instead the one that has to run alone."""
         first: Job | None = None
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
@@ -146,7 +151,7 @@ class Queue:
         return None if first is None else self.suspect or first
 
     def _choose(self, first: Job) -> Job:
-        """Return the request with the best response ratio, its prompt laid out. Of equals the first.
+        """Return the request with the best response ratio, its prompt laid out. Of equal requests, the first is returned.
 
         Only a higher priority overtakes a request that has been paused, that has read a document for its prompt, or that was
         overtaken `window` times. Raises Rejected for a request whose prompt fails.

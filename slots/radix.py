@@ -25,8 +25,9 @@ N = TypeVar("N", bound="Run[Any]")
 class Run(Generic[N]):
     """A run of tokens (int32) at positions [start, end) of every path through it; the base class for the runs of all trees.
 
-    documents: for each document that starts after this run, by its key, the run in which the document ends. scope: set for
-    roots alone. ready, in_use: as in `Node`; 0 for a run without KV.
+    documents: for each document that starts at this run's end: its key, and the run that it ends with.
+    scope: None, except for roots.
+    ready, in_use: as in `Node`; 0 for a run without KV.
     """
 
     tokens: np.ndarray
@@ -46,7 +47,7 @@ class Run(Generic[N]):
 # The parts of the prefix tree: a node is a run of tokens, a sequence a llama.cpp sequence id, a copy its saved KV.
 
 Section = tuple[int, int]
-"""Positions [start, stop) of a prompt that are computed. The KV between two sections is that of moved documents."""
+"""Positions [start, stop) of a prompt that are computed. The KV between two sections comes from moved documents."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,16 +55,18 @@ class Node(Run["Node"]):
     """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
 
         tokens   |---------- run ----------|
-        KV       |---- ready ----|.pending.|      ready: computed, and in exactly one cell a token
+        KV       |---- ready ----|.pending.|      ready: computed, each token in exactly one cell
                  start                    end     pending: claimed by a running request, which will compute it
         copy     |------- all of it -------|      the copy in host memory, if one was ever made
-        state                              |      the recurrent state after the run, of a model that has one: see `StateTree`
+        state                              |      the recurrent state after the run, if the model has one: see `StateTree`
 
-    sequences: the sequences with KV of this run. in_use: the number of running requests with this run on their paths; a run
-    in use is not evicted. cells_end: all cells of the run are below this one (see `slots/swap.py`). record: the key of the
-    record that a lower tier has of the run and its state. document_of: the inverse of `documents`: (run before the document,
-    key) of each document that ends with this run. session: the only session whose requests computed or used the run; empty:
-    several sessions, or none; None: no request yet.
+    sequences: the sequences with KV of this run.
+    in_use: the number of running requests with this run on their paths; a run in use is not evicted.
+    cells_end: all cells of the run are below this one (see `slots/swap.py`).
+    record: the key of the record that a lower tier has of the run and its state.
+    document_of: the inverse of `documents`: (run before the document, key) of each document that ends with this run.
+    session: the only session whose requests computed or used the run; empty: several sessions, or none; None: no request
+        yet.
     """
 
     ready: int = 0
@@ -122,7 +125,7 @@ class Node(Run["Node"]):
         self.sequences = {sequence for sequence in self.sequences if sequence.length > self.start}
 
     def longest_sequence(self) -> Sequence:
-        """Return the sequence that holds most of this run: the one to share it from."""
+        """Return the sequence that holds most of this run, to share the run from."""
         return max(self.sequences, key=lambda sequence: sequence.length)
 
 
@@ -139,7 +142,7 @@ class Sequence:
     length: int = 0
     active: bool = True
     sections: tuple[Section, ...] = ()  # of its request's prompt
-    idle_since: int = 0  # by a count: of equal leaves the one that is idle longest is evicted
+    idle_since: int = 0  # a count, not a time; of equal leaves, the one that is idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
         """Return how many tokens of the path may come from a cache that has the first `upto` tokens."""
@@ -149,9 +152,10 @@ class Sequence:
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
     """Return how many tokens of a prompt may come from a cache that has the first `upto` tokens.
 
-    sections: the positions that are computed; the last section ends with the prompt. If a section is only partly cached,
-    at least its last `recompute_last` tokens are computed together, or all of a shorter section, because the bits of KV
-    depend on the number of tokens. The prompt's last token is always computed.
+    If a section is only partly cached, at least its last `recompute_last` tokens are computed together, or all of a shorter
+    section, because the bits of KV depend on the number of tokens. The prompt's last token is always computed.
+
+    sections: the positions that are computed; the last section ends with the prompt.
     """
     upto = min(upto, sections[-1][1] - 1)
     at = bisect_right(sections, upto, key=itemgetter(0)) - 1
@@ -161,7 +165,7 @@ def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request gets by a claim: its sequence, the number of its cached tokens, and their origin."""
+    """The result of a claim: the request's sequence, the number of its cached tokens, and their origin."""
 
     sequence: Sequence
     cached: int
@@ -170,8 +174,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySizes:
-    """The bytes of copies. run_token: bytes of one token of a run. state: bytes of one recurrent state.
+    """The bytes of copies.
 
+    run_token: bytes of one token of a run.
+    state: bytes of one recurrent state.
     state_token: bytes of each token before a state, if states contain the KV of attention; copies of runs are then empty.
     """
 
@@ -214,7 +220,7 @@ class Match(Generic[N]):
 
 
 class PrefixIndex(Protocol):
-    """What an ordering policy asks: how much a prompt would reuse. The cache answers it, and so does a lower tier's index.
+    """Tells an ordering policy how much of a prompt would be reused. The cache and the index of a lower tier implement it.
 
     recompute_last: how many of a prompt's last tokens are computed even if they are cached.
     """
@@ -248,7 +254,8 @@ class PrefixIndex(Protocol):
 class RadixTree(Generic[N]):
     """Finds, adds and splits runs. A subclass says what a run stands for: KV, states, files.
 
-    run: makes a run of tokens, at a position, below a parent. root: makes the root of a scope.
+    run: makes a run of tokens, at a position, below a parent.
+    root: makes the root of a scope.
     """
 
     def __init__(self, run: Callable[[np.ndarray, int, N | None], N], root: Callable[[Scope], N]) -> None:
@@ -324,7 +331,7 @@ class RadixTree(Generic[N]):
         return child
 
     def _split(self, lower: N, at: int) -> N:
-        """Cut a run in two and return the upper part. The lower part stays the same object, since others refer to it."""
+        """Cut a run in two and return the upper part. The lower part stays the same object, since references to it exist."""
         parent = lower.parent
         assert parent is not None
         upper = self._run(lower.tokens[:at], lower.start, parent)
@@ -350,7 +357,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def path(node: N, begin: int = 0) -> list[N]:
-    """Return the nodes from `node` up to the child of the root, without those that end at or before position `begin`."""
+    """Return the nodes from `node` up to the child of the root. Nodes that end at or before `begin` are left out."""
     nodes: list[N] = []
     while node.parent is not None and node.end > begin:
         nodes.append(node)
@@ -359,7 +366,7 @@ def path(node: N, begin: int = 0) -> list[N]:
 
 
 def upward(node: N) -> Iterator[N]:
-    """Yield the nodes from `node` up, for a caller that needs few of them. A yielded node may be changed or unlinked."""
+    """Yield the nodes from `node` up, for a caller that needs few nodes. A yielded node may be changed or unlinked."""
     while node.parent is not None:
         above = node.parent
         yield node

@@ -1,4 +1,4 @@
-"""A record: the KV of a run, self-contained, with all tokens from the first one on. Lower tiers and files keep records."""
+"""A record: the KV of a run, with all tokens from the first one on. Lower tiers and files store records."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ Cut = Callable[[np.ndarray, int, int], np.ndarray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """The KV of a run. tokens (int32): all tokens from position 0 to the run's end. data (uint8): the KV from `start` on.
+    """The KV of a run.
 
-    documents: (key, first position) of the documents that end with the run. frequency, token_cost: as in `Node`. state
-    (uint8): the recurrent state after the run, of a model that has one.
+    tokens (int32): all tokens from position 0 to the run's end.
+    data (uint8): the KV from `start` on.
+    documents: (key, first position) of the documents that end with the run.
+    frequency, token_cost: as in `Node`.
+    state (uint8): the recurrent state after the run, of a model that has one.
     """
 
     scope: Scope
@@ -41,7 +44,7 @@ class Record:
         return len(self.data) + (len(self.state) if self.state is not None else 0)
 
     def used_once(self) -> Record:
-        """Return the record as if used by one request, with a token cost of at most 1, because others chose its worth."""
+        """Return the record as if used once, with a token cost of at most 1, so that a file does not set its own worth."""
         return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
 
 

@@ -18,7 +18,8 @@ from .scope import Scope
 class PlacedDocument:
     """A document in a prompt, at positions [start, stop).
 
-    rank: its retrieval rank, from 1. moved: its place among the documents differs from that in the request.
+    rank: its retrieval rank, from 1.
+    moved: whether its place among the documents differs from its place in the request.
     """
 
     id: str
@@ -30,7 +31,11 @@ class PlacedDocument:
 
 
 class Segment(NamedTuple):
-    """A part of a prompt, up to position `stop`. label: the origin of the part, in words; verb: the verb after the label."""
+    """A part of a prompt, up to position `stop`.
+
+    label: the origin of the part, in words.
+    verb: the verb after the label.
+    """
 
     stop: int
     label: str
@@ -46,12 +51,16 @@ class Segment(NamedTuple):
 class Layout:
     """A prompt whose documents have an order.
 
-    tokens: int32. stops: ascending positions where nodes of the tree end. segments: all parts of the prompt in order; they
-    name the reason of a miss. repeated: ids of documents that an earlier turn contains, so this prompt omits them.
-    breakpoints: the client's marks, (stop, seconds). Prompts may part at `stop`, and the prefix up to it is pinned for
-    `seconds`; 0: no pin. opening: the length of a chat's prefix before its first question: system text and documents, which
-    new chats have in common; 0: no chat. in_rank: tokens that would be cached with all documents in retrieval rank; None: no
-    document moved. hint: the line with the ranking of the last documents that moved; empty: no such line.
+    tokens: int32.
+    stops: ascending positions where nodes of the tree end.
+    segments: all parts of the prompt in order; they name the reason of a miss.
+    repeated: ids of documents that an earlier turn contains, so this prompt omits them.
+    breakpoints: marks of the client, as (stop, seconds). Other prompts may diverge at `stop`, and the prefix up to `stop` is
+        pinned for `seconds`; 0: no pin.
+    opening: the length of a chat's prefix before its first question: system text and documents, which new chats have in
+        common; 0: no chat.
+    in_rank: tokens that would be cached with all documents in retrieval rank; None: no document moved.
+    hint: the line with the ranking of the last documents that moved; empty: no such line.
     """
 
     tokens: np.ndarray
@@ -69,7 +78,7 @@ class Layout:
         """The tokens (int32) as the model knows them."""
         return self.ids_of(self.tokens)
 
-    # ---- where all of a prompt is read as it stands; the layouts of `slots/separate.py` differ -----------------------
+    # ---- for prompts that are read as one text; `slots/separate.py` overrides these ------------------------------------
 
     @property
     def in_pieces(self) -> bool:
@@ -122,8 +131,9 @@ NO_LAYOUT = Layout(NO_TOKENS)
 class Prompt(Protocol):
     """A prompt whose documents may have no order yet.
 
-    num_tokens: an upper bound on its length, before it is laid out. prefix: its tokens (int32) up to the first set of
-    documents without an order; all of its tokens if no such set is there. documents: the keys of that set.
+    num_tokens: an upper bound on its length, before it is laid out.
+    prefix: its tokens (int32) up to the first set of documents without an order; all tokens if there is no such set.
+    documents: the keys of that set.
     """
 
     num_tokens: int
@@ -131,16 +141,19 @@ class Prompt(Protocol):
     documents: frozenset[str]
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Order the documents by the KV that the tree has now. waiting: the next prompts of this scope."""
+        """Return the layout, with the documents ordered by the KV that the tree has now.
+
+        waiting: waiting prompts that share documents with this one.
+        """
         ...
 
 
 class Kind(Enum):
     """Who a request is for: a waiting client, a client's next turn (AHEAD), or no client in particular (PREFETCH).
 
-    priority: fixed for the kind; None: the client chooses it. is_client: a client waits for the request. counts_as_use: KV
-    that the request computes or finds counts as used. Requests without a waiting client are computed in small steps, ahead
-    of time.
+    priority: fixed for the kind; None: the client chooses it.
+    is_client: whether a client waits for the request. Other requests are computed in small steps, ahead of time.
+    counts_as_use: whether KV that the request computes or finds counts as used.
     """
 
     CLIENT = None, True
@@ -152,7 +165,10 @@ class Kind(Enum):
 
 
 class DraftSource(Protocol):
-    """A source of drafts for one request. num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted."""
+    """A source of drafts for one request.
+
+    num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted.
+    """
 
     num_drafted: int
     num_accepted: int
@@ -160,12 +176,15 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What a client, or the server itself, asks to be computed.
+    """A prompt that a client, or the server itself, wants to be computed.
 
-    priority: a higher one goes first; a kind's priority overrides it. limit: most tokens to generate. follows: the id of the
-    request whose next turn this one prefills. wanted_slot: the slot that it waits for; -1: any. snapshot_scope: the scope of
-    its snapshots, if the model cannot be cut at a prefix and the request may keep any. draft: its source of drafts, if any.
-    scores_prompt: the answer has logprobs of the prompt, so the whole prompt is computed, in a scope for this request alone.
+    priority: requests with a higher number go first; a kind's priority overrides it.
+    limit: most tokens to generate.
+    follows: the id of the request whose next turn this one prefills.
+    wanted_slot: the id of the slot that it waits for; -1: any slot.
+    snapshot_scope: the scope of its snapshots, if the model cannot be cut at a prefix and the request may keep any.
+    draft: its source of drafts, if any.
+    scores_prompt: the answer has the prompt's logprobs, so the whole prompt is computed, in a scope of this request alone.
     session: the name of its session; empty: none.
     """
 

@@ -9,13 +9,13 @@ import numpy as np
 
 
 class Source(StrEnum):
-    """The origin of reused tokens: one word each, in reports and in metrics. Another lower tier counts by its own name."""
+    """The origin of reused tokens, as reports and metrics name it. Another lower tier counts under its own name."""
 
     OWN = "own"  # the sequence of this conversation, continued
     FORK = "fork"  # shared with another sequence
     HOST = "host"  # a copy in host memory that was made since the start, or that a client restored
     DISK = "disk"  # a record of the disk tier
-    IMPORTED = "imported"  # a record of another build or CPU, or of KV that was computed after one
+    IMPORTED = "imported"  # a record from another build or CPU, or KV that was computed after such a record
     SNAPSHOT = "snapshot"  # a recurrent state in host memory
     MOVED = "moved"  # a document that was read elsewhere
     NONE = "none"  # nothing is cached
@@ -27,7 +27,11 @@ ON_DEVICE = frozenset({Source.OWN, Source.FORK})
 
 @dataclass(frozen=True, slots=True)
 class ReusedSpan:
-    """Prompt tokens at positions [start, stop) that were not computed. source: their origin. seconds: the time saved."""
+    """Prompt tokens at positions [start, stop) that were not computed.
+
+    source: their origin.
+    seconds: the time saved.
+    """
 
     start: int
     stop: int
@@ -37,10 +41,12 @@ class ReusedSpan:
 
 @dataclass(slots=True)
 class Reuse:
-    """What a request reused. spans: those found at its first admission, and those taken over later, in order.
+    """The tokens that a request reused.
 
-    num_overtaken: later requests that were admitted before it. fetch_seconds: time that it waited for records of a lower
-    tier. has_hole: between two reused spans, it computed tokens that the cache had lost.
+    spans: the reused spans, in order, found at its first admission or taken over later.
+    num_overtaken: later requests that were admitted before it.
+    fetch_seconds: time that it waited for records of a lower tier.
+    has_hole: between two reused spans, it computed tokens that the cache had lost.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
@@ -77,7 +83,7 @@ def prefix_cache_ratio(num_cached: int, num_prompt: int) -> float:
 #
 #     bit 30      a token of a document that is read separately
 #     bit 29      the document's first token: the same tokens, cut into other documents, are another path
-#     bits 27-28  none; a record of an earlier version may have them
+#     bits 27-28  unused; a record of an earlier version may have them
 #     bits 0-26   the token
 #
 # So no prompt without such documents ever reaches a run after one, and the tree needs no rule for them.

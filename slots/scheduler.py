@@ -3,8 +3,8 @@
 A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: each step computes some of a request's
 known tokens without KV (as in vLLM), and the counts of known and computed tokens give the request's phase. If cells run out,
 a leaf is evicted. If there is none, the youngest request of the lowest priority is preempted, and resumes later from the KV
-that the tree still has. No request starves beside others of its priority: no later prompt passes a prompt that is due, and
-the oldest request is preempted last.
+that the tree still has. No request starves because of other requests of its priority: no later prompt passes a prompt that
+is due, and the oldest request is preempted last.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from .turns import LateStarts, in_turn
 # ---- One step while it is planned: spans under a budget of tokens and of cells. -----------------------------------------
 
 
-BACKGROUND_CHUNKS = 2  # of a step that a client shares: with three, the gaps of its stream grow by a sixth
+BACKGROUND_CHUNKS = 2  # of a step with a client's request; three would lengthen the gaps of its stream by a sixth
 
 
 class StepBuilder:
     """Builds a step: requests and their spans, in the same order. `commit()` reads it, so it lives until the next `plan()`.
 
     is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
-    prompts, if any wait. most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
-    has_client: a client's request runs, in this step or in turn with it.
+        prompts, if any wait.
+    most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
+    has_client: whether a client's request runs, in this step or in its own turn.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class StepBuilder:
         self._most_scored, self._has_client = most_scored, has_client
         self.jobs: list[Job] = []
         self.spans: list[Span] = []
-        self.checked: list[tuple[Job, Span]] = []  # those with drafts, once they are computed
-        self.staged: list[Job] = []  # those that have ended a stage, and not their prompt
+        self.checked: list[tuple[Job, Span]] = []  # computed spans with drafts
+        self.staged: list[Job] = []  # requests that have finished a stage, but not their prompt
         self.num_tokens = 0
         self.is_decode_turn = False
         self._num_cells = 0  # cells of the spans, and of one token after each prompt
-        self._leaders: list[Job] = []  # requests that this step prefills, or would with more tokens or cells
+        self._leaders: list[Job] = []  # requests that this step prefills, or would prefill with more tokens or cells
 
     @property
     def adapters(self) -> str:
@@ -91,7 +92,7 @@ class StepBuilder:
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
-                return  # no prompt that a client waits for takes longer for a background prompt
+                return  # a background prompt must not delay a client's prompt
             self._catch_up(job)
             if self._follows_a_leader(job):
                 job.enter(Phase.FOLLOWING)
@@ -135,7 +136,7 @@ class StepBuilder:
         return progress
 
     def _catch_up(self, job: Job) -> None:
-        """Let a request take over what others have computed since its last span, and what was fetched for it."""
+        """Let a request take over KV that has been computed by other requests, or fetched, since its last span."""
         before, strategy, fetcher = job.computed, job.strategy, self._fetcher
         strategy.catch_up(job, self._num_cells)
         if job.computed > before:
@@ -160,10 +161,10 @@ class StepBuilder:
         return max(size, 0)
 
     def _background_size(self, cached: int) -> int:
-        """Return the most tokens of a background request: more where they are done before a new request waits long.
+        """Return the most tokens that a background request may compute in this step.
 
-        Beside requests of clients, all background requests have BACKGROUND_CHUNKS together: they are part of every wait for
-        a token.
+        While clients' requests run, all background requests share BACKGROUND_CHUNKS chunks, because they lengthen every wait
+        for a token.
         """
         costs = self._tree.costs
         if self._has_client:
@@ -188,15 +189,16 @@ class StepBuilder:
 
 logger = logging.getLogger("slotcache.scheduler")
 MOST_LATE = 4  # waiting prompts that are laid out in one step although they start later
-TRIES = 3  # failed steps after which a request counts as the cause: the first beside others, the rest alone
+TRIES = 3  # failed steps after which a request counts as the cause; it runs alone in all but the first
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of requests after a failed step: of those that ran, and of waiting ones with generated tokens.
+    """What becomes of the running requests after a failed step, and of the waiting requests with generated tokens.
 
-    failed: requests that cannot go on. again: requests without a generated token, which run again from their start. paused:
-    requests that go on after their generated tokens; these are computed again as a prompt is.
+    failed: requests that cannot go on.
+    again: requests without a generated token, which run again from their start.
+    paused: requests that go on after their generated tokens, whose KV is computed again like a prompt's.
     """
 
     failed: list[Job]
@@ -204,7 +206,10 @@ class Recovery:
     paused: list[Job]
 
     def add(self, job: Job, goes_on: Callable[[Job], bool]) -> None:
-        """Decide on a request. goes_on: as in `Scheduler.recover`."""
+        """Decide on a request.
+
+        goes_on: as in `Scheduler.recover`.
+        """
         is_hopeless = job.num_failures >= TRIES or not job.request.kind.is_client
         if not is_hopeless and not job.num_generated:
             job.start_over()
@@ -224,9 +229,14 @@ StrategyMaker = Callable[[PrefixTree, Cells, Counters], Strategy]
 class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
-    similarity: see `affine_slot`. batch_size: most tokens of a step. prefill_budget, max_stall: see `PrefillBudget`.
-    idle_cells: see `Cells`. window: see `Queue`. index: the tree that prompts are matched against; None: `tree` itself.
-    strategies: make the strategies that are tried before `PlainKV`. drafts: proposes drafts for requests that may have them.
+    similarity: see `affine_slot`.
+    batch_size: most tokens of a step.
+    prefill_budget, max_stall: see `PrefillBudget`.
+    idle_cells: see `Cells`.
+    window: see `Queue`.
+    index: the tree that prompts are matched against; None: `tree` itself.
+    strategies: make the strategies that are tried before `PlainKV`.
+    drafts: proposes drafts for requests that may have them.
     max_rows: most rows of logits of a step.
     """
 
@@ -257,8 +267,8 @@ class Scheduler:
         self.admits = True  # whether waiting requests may start
         self.cells = Cells(tree, self.index, self.running, idle_cells)
         self.pins, self.counters = Pins(self.index), Counters(tree)
-        self._most_scored = max_rows - num_slots  # beside a row for each slot
-        self.step = self._new_step()  # of the last plan
+        self._most_scored = max_rows - num_slots  # one row is left for each slot
+        self.step = self._new_step()  # the step of the last plan
         self._strategies = [make(tree, self.cells, self.counters) for make in (*strategies, PlainKV)]
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
@@ -274,7 +284,7 @@ class Scheduler:
         return job
 
     def finish(self, job: Job) -> None:
-        """End a waiting or running request. Its KV stays in the tree, unless it is not to be cached."""
+        """End a waiting or running request. Its KV stays in the tree, unless the request is not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._release(job) if has_run else self.waiting.discard(job)
@@ -288,7 +298,10 @@ class Scheduler:
         self.waiting.unblock()
 
     def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
-        """Return which of these waiting requests would start now. lacking: the tokens that each would have to compute."""
+        """Return which of these waiting requests would start now.
+
+        lacking: the tokens that each request would have to compute.
+        """
         may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
         return self._late.startable(may_take, self.running)
 
@@ -334,9 +347,11 @@ class Scheduler:
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Note the results of a plan. sampled: one token for each span that asked for logits, in order.
+        """Note the results of a plan.
 
-        Returns each request with a new token, and the token. The caller decides whether a request is finished.
+        sampled: one token for each span with `logits`, in order.
+
+        Return each request with a new token, and the token. The caller decides whether a request is finished.
         """
         progress = self.step.commit(plan, sampled)
         for job in self.step.staged:
@@ -361,8 +376,10 @@ class Scheduler:
         """Start again with an empty device, because a step failed and the cells may have any content.
 
         Requests that can go on are put first in the queue. Operations that were not carried out are dropped. The caller must
-        also clear the runner's memory. keep: finished copies in host memory stay. goes_on: returns whether a request has
-        received all generated tokens that were chosen for it.
+        also clear the runner's memory.
+
+        keep: finished copies in host memory stay.
+        goes_on: returns whether a request has received all generated tokens that were chosen for it.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -381,7 +398,10 @@ class Scheduler:
         return recovery
 
     def _void(self, keep: bool) -> None:
-        """Forget the KV on the device. keep: copies in host memory stay, if they can."""
+        """Forget the KV on the device.
+
+        keep: copies in host memory stay, if they can.
+        """
         try:
             if keep:
                 for tree in self.trees:
@@ -398,12 +418,12 @@ class Scheduler:
         return StepBuilder(*parts, most_scored=self._most_scored, has_client=has_client)
 
     def _next_step(self) -> StepBuilder:
-        """Return a step: decode first, then prefill with the remaining tokens; in turns where both together cost more.
+        """Return a step: decode, then prefill with the remaining tokens. If both together cost more, they take turns.
 
         Requests with the same set of adapters share a step; the sets take turns.
         """
         last, in_turns = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
-        # A stream decodes, or a grammar has forced tokens on its answer, which are computed beside prompts.
+        # A stream decodes, or a grammar has forced tokens on its answer, which are computed in steps with prompts.
         has_stream = (
             any(one.phase is Phase.DECODE for one in self.running) or len({one.answering for one in self.running}) > 1
         )
@@ -434,8 +454,8 @@ class Scheduler:
     def _admit(self) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit; return them.
 
-        A request that may make steps fail runs alone, so that no other request fails with it. The others pause until its
-        first token, and idle KV is copied first.
+        A request that may make steps fail runs alone, so that no other request fails with it. Before it starts, the running
+        requests are paused, and idle KV is copied to host memory.
         """
         started: list[Job] = []
         if any(job.is_suspect for job in self.running):
@@ -449,7 +469,7 @@ class Scheduler:
         num_late = 0
         while num_late < MOST_LATE and self._has_slot() and (job := self.waiting.next()):
             if self.fetcher.has_to_wait(job):
-                continue  # the queue passes it over until the fetch ends
+                continue  # the queue skips the request until the fetch ends
             if self._late.add(job, self.running):
                 num_late += 1
                 continue
@@ -498,11 +518,14 @@ class Scheduler:
         return job.phase is not Phase.FETCHING and job not in self._late and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
-        """Return how a request reuses KV. whole: its prompt."""
+        """Return how a request reuses KV.
+
+        whole: the layout of its whole prompt.
+        """
         return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: give it the KV that its prompt finds, and a slot."""
+        """Run a request that has left the queue: give it the cached KV of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
         self.fetcher.begins(job)
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
@@ -516,12 +539,16 @@ class Scheduler:
     def _preempt(self) -> None:
         """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
 
-        It stays there until a running request ends: admitted earlier, it would fit exactly, and be preempted again.
+        It stays there until a running request ends. If it were admitted earlier, it would fit exactly and be preempted
+        again.
         """
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 
     def _pause(self, victim: Job, *, blocks: bool) -> None:
-        """Put a running request first in the queue. blocks: as in `Queue.resume`, while others run."""
+        """Put a running request first in the queue.
+
+        blocks: as in `Queue.resume`, as long as other requests run.
+        """
         self._release(victim)
         forget_uncached(self.tree, victim, self.running)
         victim.reuse.num_preempted += 1
@@ -530,7 +557,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _release(self, job: Job) -> None:
-        """Take a request off its slot; its KV stays in the tree, idle."""
+        """Take a request off its slot. Its KV stays in the tree as idle KV."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)

@@ -17,7 +17,10 @@ OF_PROCESS = "@"  # precedes the part of an adapter set's text that only this pr
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The key of one tree of prompts. adapters: the LoRA adapters that compute its KV, as text; empty: none."""
+    """The key of one tree of prompts.
+
+    adapters: the LoRA adapters that compute its KV, as text; empty: none.
+    """
 
     kind: Literal["shared", "private"]
     name: str

@@ -1,4 +1,4 @@
-"""What the scheduler knows of drafts and of lower tiers: two protocols, and a stand-in for each."""
+"""The scheduler's view of drafts and of lower tiers: two protocols, and a stand-in for each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from .slot import Slot
 class Proposer(Protocol):
     """Proposes drafts: guesses at the next tokens of streams, which a step checks. Drafts never change an answer.
 
-    longest: most tokens of a draft. model_seconds: the time that a draft model took in the last plan.
+    longest: most tokens of a draft.
+    model_seconds: the time that a draft model took in the last plan.
     """
 
     longest: float
     model_seconds: float
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence where no draft pays."""
+        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence if no draft pays."""
         ...
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
@@ -37,7 +38,7 @@ class Proposer(Protocol):
         ...
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Prepare, for a moment, the drafts of idle slots' next turns. Return False if nothing is left to do.
+        """Spend a moment on drafts for the next turns of idle slots. Return False if nothing is left to do.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -67,9 +68,7 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers for requests. The KV goes to host memory, or waits elsewhere until a prefill reaches
-    it.
-    """
+    """Fetches KV from lower tiers into host memory. Some KV has to wait until its request's prefill reaches it."""
 
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted must wait for a fetch.
@@ -83,15 +82,15 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """Note that a request leaves the queue: it waits for nothing any more."""
+        """Note that a request leaves the queue, so that it no longer waits for a fetch."""
         ...
 
     def ends(self, job: Job) -> None:
-        """Forget what is kept for a request that has ended."""
+        """Forget the fetched records of a request that has ended."""
         ...
 
     def next_pause(self, job: Job) -> int:
-        """Return the position where a running request pauses to take over fetched KV; 0: none waits for it."""
+        """Return the position where a running request pauses to take over fetched KV; 0: no fetched KV waits."""
         ...
 
     def take_over(self, job: Job) -> bool:

@@ -34,15 +34,16 @@ from .reuse import Source, ids_of
 from .scope import Scope
 from .strategy import PlainKV
 
-# ---- What a prompt with such documents is. ------------------------------------------------------------------------------
+# ---- Prompts with separately read documents. ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovedDocument:
     """A document at positions [start, stop) of a prompt, which is read after the prompt's prefix alone.
 
-    id, key: as in `PlacedDocument`. prefix (int32): the tokens up to the prompt's first document; all documents of a prompt
-    share this array. tokens (int32): the document's own tokens.
+    id, key: as in `PlacedDocument`.
+    prefix (int32): the tokens up to the prompt's first document; all documents of a prompt share this array.
+    tokens (int32): the document's own tokens.
     """
 
     id: str
@@ -82,7 +83,7 @@ class MovedDocument:
         return self.moves_from - self.distance
 
     def runs(self, tree: PromptTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
-        """Yield the runs of a tree that the document is in, each with the positions [start, stop) of `text` that it has."""
+        """Yield the runs of a tree with parts of the document, each with the part's positions [start, stop) in `text`."""
         match = tree.match(scope, self.text)
         for node in reversed(path(match.node)):
             start, stop = max(node.start, self.needed_from), min(node.end, match.length)
@@ -107,8 +108,9 @@ class MovedDocument:
 class SeparateLayout(Layout):
     """The layout of a prompt with separately read documents, whose tokens are marked; or of a stage that reads one document.
 
-    moved: the separately read documents; empty in a stage. reads: in a stage, (index of the stage's document in the `moved`
-    of the whole prompt, layout of the whole prompt); else None.
+    moved: the separately read documents; empty in a stage.
+    reads: in a stage, (index of the stage's document in the `moved` of the whole prompt, layout of the whole prompt); else
+        None.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -129,7 +131,7 @@ class SeparateLayout(Layout):
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """Empty where documents are moved: KV at their places is of no use to other prompts."""
+        """The documents' places for the tree; empty if documents are moved, since their KV here serves no other prompt."""
         return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
@@ -161,7 +163,7 @@ def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
     return layout.moved if isinstance(layout, SeparateLayout) else ()
 
 
-# ---- What a job has read, and how it reuses that. -----------------------------------------------------------------------
+# ---- The documents that a job has read, and their reuse. ----------------------------------------------------------------
 
 
 class KvPart(NamedTuple):
@@ -176,9 +178,10 @@ class KvPart(NamedTuple):
 class ReadDocuments(StrategyState):
     """The documents that a request has read or found, by their index in its layout.
 
-    pieces: the documents' KV, which the request keeps even if the cache evicts it. num_prefix, tokens: how many tokens of
-    the prefix, and of each document, the request has computed to read documents. reached: the position up to which reuse was
-    counted. looked: the document at which the last search stopped; the documents before it were read or cached then.
+    pieces: the documents' KV, which the request keeps even if the cache evicts it.
+    num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed to read documents.
+    reached: the position up to which reuse was counted.
+    looked: the document at which the last search stopped; the documents before it were read or cached then.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -218,7 +221,7 @@ def read_by(job: Job) -> ReadDocuments:
 
 
 Run = tuple[Node, int, int]
-"""A run of the tree, and the positions of a document's text that it has."""
+"""A run of the tree, and the positions [start, stop) of its tokens in a document's text."""
 
 
 class SeparateDocuments(PlainKV):
@@ -292,7 +295,7 @@ class SeparateDocuments(PlainKV):
         """
         readings, scope = read_by(job), job.request.scope
         if job.is_reading and readings.tokens:
-            return  # its first stage has looked for them
+            return  # the request's first stage has done this
         pieces = readings.pieces
         whole = _reads(job)[1] if job.is_reading else separate(job.layout)
         found = ((at, one.cached_runs(self._tree, scope)) for at, one in enumerate(whole.moved) if at not in pieces)
@@ -304,7 +307,7 @@ class SeparateDocuments(PlainKV):
         assert job.is_reading or len(pieces) == len(whole.moved)
 
     def _count_use(self, job: Job, whole: SeparateLayout, found: Mapping[int, list[Run]]) -> None:
-        """Count a request's use of documents that it has found, except those of an earlier turn; compare `count_use`."""
+        """Count a request's use of documents that it has found, except documents of an earlier turn; compare `count_use`."""
         if not found:
             return
         match = self._tree.match(job.request.scope, whole.tokens)
@@ -340,9 +343,9 @@ class SeparateDocuments(PlainKV):
                 return
 
     def _place(self, job: Job, num_cells: int) -> bool:
-        """Move the documents that follow the job's KV to their places. False: none follows, or no cells are free for it.
+        """Move the documents that follow the job's KV to their places, if cells are free. Return False if none was moved.
 
-        All adjacent documents are moved at once: each change of the path walks all of it.
+        All adjacent documents are moved at once, since each change of a path walks the whole path.
         """
         sequence, layout, device = job.sequence, separate(job.layout), self._tree.device
         assert sequence is not None
@@ -362,22 +365,22 @@ class SeparateDocuments(PlainKV):
         return reached > start
 
     def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """Count reused tokens, but none of a stage, nor KV that the request computed to read its documents."""
+        """Count reused tokens, except in a stage, and except KV that the request computed to read its documents."""
         if job.is_reading:
             return
         self._count_reused(job, source, start, start + tokens)
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
-        """Count the document with index `at`, which came to its place from position `start` on."""
+        """Count the document with index `at`, whose KV was moved to its place from position `start` on."""
         stop = separate(job.layout).moved[at].stop
-        if job.request.cache:  # else the KV is from another document of the request with the same prefix
+        if job.request.cache:  # otherwise the request has computed this KV itself
             self._count_reused(job, Source.MOVED, start, stop)
         read_by(job).reached = stop
 
     def _count_reused(self, job: Job, source: str, start: int, stop: int) -> None:
         """Count positions [start, stop), without the tokens that the request computed to read its documents.
 
-        These are the last tokens of each document that it read, and of the prefix.
+        The tokens left out are the last ones of each document that it read, and of the prefix.
         """
         readings, moved = read_by(job), moved_in(job.layout)
         start, readings.reached = max(start, readings.reached), max(stop, readings.reached)
@@ -394,7 +397,7 @@ class SeparateDocuments(PlainKV):
 
 
 def num_kept(jobs: Iterable[Job]) -> int:
-    """Return how many tokens are in copies that requests keep and that host memory does not have, or no longer has."""
+    """Return how many tokens are in copies that requests keep and host memory does not have."""
     states = (one.strategy_state for one in jobs)
     read = (state.pieces.values() for state in states if isinstance(state, ReadDocuments))
     pieces = (piece for each in read for pieces in each for piece in pieces)
@@ -407,7 +410,7 @@ def _piece(run: Run) -> KvPart | None:
 
 
 def _copied(tree: PrefixTree, run: Run) -> KvPart:
-    """Return a copy of a document's KV in a run, made by the next plan where the host tier has none."""
+    """Return a copy of a document's KV in a run. If host memory has none, the next plan makes it."""
     node, start, stop = run
     return KvPart(_copy(tree, node), start, stop)
 

@@ -25,11 +25,13 @@ SIMILARITY = 0.1
 class Slot:
     """The place of one running request.
 
-    last: the id of the last client's request here; -1 before the first. scope, history (int32): the scope and the tokens of
-    that request; empty if its KV was not kept. num_prompt: how many tokens of the history are its prompt.
+    last: the id of the last client request in the slot; -1 before the first.
+    scope, history (int32): the scope and the tokens of that request; empty if its KV was not kept.
+    num_prompt: how many tokens of the history are its prompt.
     prefix_cache_tokens, prefix_cache_ratio: how many of its prompt tokens were not computed, and their share of the prompt.
-    ahead (int32): the tokens of the next turn that have been prefilled since. Other background requests, and stages that
-    read a document, change none of these fields.
+    ahead (int32): the tokens of the next turn that have been prefilled since.
+
+    Other background requests, and stages that read a document, change none of these fields.
     """
 
     id: int
@@ -45,7 +47,10 @@ class Slot:
     ahead: np.ndarray = field(default_factory=lambda: NO_TOKENS)
 
     def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
-        """Replace the history. num_prompt: the tokens of the prompt, of which the history may have fewer."""
+        """Replace the history.
+
+        num_prompt: the tokens of the prompt, of which the history may have fewer.
+        """
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
         self.prefix_cache_tokens, self.prefix_cache_ratio = 0, 0.0
@@ -56,7 +61,10 @@ class Slot:
 
 
 class Slots:
-    """A fixed number of slots. similarity: as in `affine_slot`."""
+    """A fixed number of slots.
+
+    similarity: as in `affine_slot`.
+    """
 
     def __init__(self, count: int, similarity: float = SIMILARITY) -> None:
         self._slots = tuple(Slot(id) for id in range(count))
@@ -114,7 +122,7 @@ class Slots:
         slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
-        """Return the slot of the request whose next turn this one prefills, if the slot still remembers that request.
+        """Return the slot of the request whose next turn `job` prefills, if the slot still remembers that request.
 
         After a pause the request may have gone on in another slot; the most recently used one is returned.
         """
@@ -127,8 +135,9 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 
     A slot whose whole last prompt is continued comes first, even if its answer differs: in the next turn the answer may lack
     its reasoning, or have other tokens for the same text. Otherwise the common prefix must be at least `similarity` of the
-    prompt (0: no slot qualifies). After the opening that new chats share, it must also have at least half of the rest of the
-    slot's prompt. Without this rule, two chats with only a system text in common would take each other's slot in turn.
+    prompt (0: no slot qualifies). After the opening that new chats share, the common prefix must also have at least half of
+    the rest of the slot's prompt. Without this rule, two chats with only a system text in common would keep taking each
+    other's slot.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -147,17 +156,17 @@ class Histories:
     """Saves, restores and erases the histories of idle slots, between two steps.
 
     carry_out: performs at once the operations that wait for the next plan. If it raises, the state of memory is unknown, and
-    only `Scheduler.recover` repairs that.
+        only `Scheduler.recover` repairs that.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:
         self._device, self._index, self._carry_out = device, index, carry_out
 
     def save(self, slot: Slot) -> list[Record]:
-        """Return the records of a slot's history as far as it has KV; each begins where the one before it ends.
+        """Return the records of a slot's history as far as it has KV. Each record begins where the previous one ends.
 
-        Runs without a copy get one outside the host tier, because making room in the tier could evict the runs before them.
-        Without a host tier nothing can be copied, and the list is empty.
+        Runs without a copy get a copy outside host memory's budget, because making room in it could evict the runs before
+        them. Without a budget nothing can be copied, and the list is empty.
         """
         index = self._index
         if not index.host.max_bytes:
@@ -179,7 +188,7 @@ class Histories:
         return length
 
     def erase(self, slot: Slot) -> int:
-        """Forget the KV of a slot's history and of its prefilled next turn, except what others need.
+        """Forget the KV of a slot's history and of its prefilled next turn, except runs that other prompts need.
 
         Return the number of tokens.
         """

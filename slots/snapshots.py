@@ -2,8 +2,8 @@
 
 A recurrent state stands for exactly the tokens that led to it, so only a prompt that starts with all of these tokens can use
 it. The KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record
-at the end of a run. States are taken where a later prompt may part from this one: at the ends of documents, questions and
-answers, and where a prompt has parted before. A prompt continues from the deepest state of its prefix: the state and the
+at the end of a run. States are taken where a later prompt may diverge from this one: at the ends of documents, questions and
+answers, and where an earlier prompt has diverged. A prompt continues from the deepest state of its prefix: the state and the
 runs before it are restored to the prompt's sequence. llama-server keeps whole states, and calls them context checkpoints.
 """
 
@@ -25,15 +25,16 @@ from .state_tree import StateTree
 from .strategy import PlainKV
 
 SPACING = 64  # tokens between two states of a prompt
-QUESTION = 4  # times the spacing: the fewest tokens of a last question for which a state after it is worth one more batch
-UNUSED = 64  # states inside prompts that wait for a second prompt; as many more for each that was dropped too early
+QUESTION = 4  # times the spacing: the tokens of a last question from which a state after it is worth one more batch
+UNUSED = 64  # states inside prompts that wait for a second prompt; this many more for each one dropped too early
 
 
 @dataclass(slots=True, eq=False)
 class SnapshotState(StrategyState):
-    """stops: where a job's prefill pauses for a snapshot.
+    """The snapshots of a job.
 
-    taken: the run with the job's last snapshot, even if that is gone.
+    stops: the positions where its prefill pauses for a snapshot.
+    taken: the run with its last snapshot, even if the snapshot is gone.
     """
 
     stops: tuple[int, ...] = ()
@@ -54,9 +55,11 @@ def state_of(job: Job) -> SnapshotState:
 class Snapshots(StateTree):
     """Takes states of running requests and restores them.
 
-    tree: the prefix tree, which has the sequences. host: host memory, which takes nothing without a budget. spacing: the
-    fewest tokens between two states of a prompt, except before its end. unused: how many states inside prompts may wait for
-    a second prompt; more, if such states were dropped and had to be taken again.
+    tree: the prefix tree, which has the sequences.
+    host: host memory; without a budget it takes no states.
+    spacing: the fewest tokens between two states of a prompt, except before its end.
+    unused: how many states inside prompts may wait for a second prompt; more, if such states were dropped and had to be
+        taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -72,7 +75,7 @@ class Snapshots(StateTree):
         tokens.
 
         A state after a short last question needs one more batch, for the few tokens that open the answer. Usually this batch
-        is not worth its time: the next turn continues from the state after the answer, and other questions part from this
+        is not worth its time: the next turn continues from the state after the answer, and other questions diverge from this
         one at its start. It is worth its time if answers come back changed in the next turn, if no answer follows, or if
         another request may wait for the same prompt.
 
@@ -118,8 +121,8 @@ class Snapshots(StateTree):
     def load(self, job: Job) -> tuple[str, int]:
         """Restore the deepest state of a prompt's prefix to the request's sequence, with the runs before it.
 
-        Return the state's origin, and how many tokens it adds to those of the sequence. Nothing after the prompt is
-        restored: the tokens of an answer are the request's own, even if a grammar forces several of them at once.
+        Return the state's origin, and how many tokens it adds to the sequence. Nothing after the prompt is restored: the
+        tokens of an answer are the request's own, even if a grammar forces several of them at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -134,7 +137,7 @@ class Snapshots(StateTree):
         self._tree.device.perform(Load(node.state, job.sequence.id))
         self._tree.device.advance(job.sequence, node.end)
         self.num_loaded += 1
-        source, node.state.source = node.state.source, Source.SNAPSHOT  # where the state is from now on
+        source, node.state.source = node.state.source, Source.SNAPSHOT  # its place from now on
         return source, node.end - begin
 
     def take(self, job: Job) -> None:
@@ -172,7 +175,7 @@ class Snapshots(StateTree):
     def pays(self, job: Job) -> bool:
         """Return whether it takes less time to save a request's tokens since its last state than to compute them again.
 
-        See `Copies.pays`: the cells of an answer that was computed beside others are copied one by one.
+        See `Copies.pays`: the cells of an answer that was computed in steps with other requests are copied one by one.
         """
         assert job.sequence is not None
         price = self._tree.device.stretches.of(job.sequence) * self.costs.scattered_tokens
@@ -205,11 +208,12 @@ class Snapshots(StateTree):
         self.price(node)
 
     def _thin_out(self, node: Node, job: Job) -> None:
-        """Forget states that are worth little beside a new one, and that no second prompt has used.
+        """Forget states that no second prompt has used and that are worth little now that there is a new state.
 
-        The last two turns of a chat keep their states: the next turn continues from the last one, another last question from
-        the one before. A prefill ahead of a turn replaces the state at the answer's end: every turn passes it. States inside
-        a prompt wait for a second prompt, which comes soon or not at all.
+        The last two turns of a chat keep their states: the next turn continues from the last state, and another last
+        question continues from the state before it. A prefill ahead of a turn replaces the state at the answer's end,
+        because every next turn passes that state. States inside a prompt wait for a second prompt, which comes soon or not
+        at all.
         """
         states = (one for one in upward(node) if one is not node and one.state is not None)
         if (above := next(states, None)) is None:
@@ -223,9 +227,10 @@ class Snapshots(StateTree):
             self._pass_over(above, states)
 
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
-        """Forget the state of a turn that two later ones have passed, if the gap stays small; else lower its worth.
+        """Forget the state of a turn that two later turns have passed, if the gap stays small; else lower its worth.
 
-        last: the state of the turn after it. states: those before `last`, the nearest first.
+        last: the state of the next turn.
+        states: the states before `last`, the nearest first.
         """
         below = last
         for node in states:
@@ -244,7 +249,7 @@ class Snapshots(StateTree):
             self.revalue(node)
 
     def _wait_for_second(self, node: Node) -> None:
-        """Let a state inside a prompt wait for a second prompt. Where too many wait, the oldest are forgotten."""
+        """Let a state inside a prompt wait for a second prompt. If too many states wait, the oldest ones are forgotten."""
         if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None
@@ -257,7 +262,7 @@ class Snapshots(StateTree):
 
 
 def _is_passed(node: Node) -> bool:
-    """Return whether a state was of use only to the prompt that continued from it."""
+    """Return whether a state has served only the prompt that continued from it."""
     return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 
@@ -268,7 +273,7 @@ def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
 
 
 def _repeats_an_answer(job: Job) -> bool:
-    """Return whether a prompt computes the answer before its last question again, since a template drops reasoning, say."""
+    """Return whether a prompt computes the answer before its last question again, as when a template drops reasoning."""
     stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
     later = [stop for stop in stops if job.computed < stop < job.num_prompt]
     return job.computed in stops and not documents.issuperset(later[:-1])
@@ -324,7 +329,7 @@ class FromSnapshots(PlainKV):
         super().release(job)
 
     def _load(self, job: Job, num_cells: int) -> None:
-        """Continue from the deepest state of the prompt, if so many cells are free."""
+        """Continue from the deepest state of the prompt, if `num_cells` cells are free."""
         if self._cells.reserve(num_cells):
             source, gained = self._snapshots.load(job)
             if gained:

@@ -20,7 +20,7 @@ from .host import HostMemory, PromptTree
 from .radix import Match, Node, descendants, path, upward
 from .scope import Scope
 
-DEARER = 1.25  # times its last price at which a state is priced anew: the profile alone moves prices by less
+DEARER = 1.25  # a state is priced again at this many times its last price: the profile alone moves prices by less
 PASSED = 1 / 8  # share of its worth that the state of an earlier turn keeps: only a change of the history uses it
 
 
@@ -31,7 +31,7 @@ class StateTree(PromptTree):
         super().__init__(costs, host, profile)
         self.unused: dict[Node, None] = {}  # states inside prompts that no second prompt has used, the oldest first
         self.aged: set[Node] = set()  # nodes whose states were dropped from `unused`
-        self.passed: set[Node] = set()  # states of a chat's turns that two later ones have passed
+        self.passed: set[Node] = set()  # states of a chat's turns that two later turns have passed
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
         node = self.longest(scope, tokens)
@@ -50,7 +50,7 @@ class StateTree(PromptTree):
         return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
 
     def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
-        """Return the nodes with states on the path of these tokens, the longest one first.
+        """Return the nodes with states on the path of these tokens, the deepest node first.
 
         known: a node on the path; the search begins there.
         """
@@ -92,7 +92,7 @@ class StateTree(PromptTree):
         self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
-        """Drop the state at the end of a node, and the runs that no other state needs. Return how many tokens these had."""
+        """Drop the state at the end of a node, and the runs that no other state needs. Return the number of their tokens."""
         self.host.release_state(node)
         self.unused.pop(node, None)
         self.passed.discard(node)
@@ -106,9 +106,9 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
-        """Forget a state, unless it saves more by now than at its last pricing: then it stays, with a new price.
+        """Forget a state, unless it saves more time now than when it was last priced. Then it stays, with a new price.
 
-        A state saves more once the state before it was forgotten.
+        A state saves more once the state before it is forgotten.
         """
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
@@ -145,5 +145,5 @@ class StateTree(PromptTree):
         node.host_priority = np.inf
         if self.host.make_room(node):
             self.price(node)
-        else:  # no room: a copy that was cut in two is freed with its last part only
+        else:  # no room: a copy that two runs share is freed only with the second of them
             self.host.count_lost(node, self.forget(node))

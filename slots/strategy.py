@@ -15,7 +15,8 @@ from .reuse import Source
 
 
 class PlainKV:
-    """Claims a prompt's KV in the tree, restores copies from host memory, and shares what others compute in the meantime.
+    """Claims a prompt's KV in the tree, restores copies from host memory, and shares KV that other requests compute
+    meanwhile.
 
     Other strategies override some of its methods.
     """
@@ -84,7 +85,7 @@ class PlainKV:
         )
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """Restore the copies that follow the job's KV, if cells are free for them beside the `num_cells` of the step."""
+        """Restore the copies that follow the job's KV, if more cells are free for them than the step's `num_cells`."""
         assert job.sequence is not None
         copies = self._tree.copies
         if (needed := copies.restorable(job.sequence)) and self._cells.reserve(num_cells + needed):

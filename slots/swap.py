@@ -1,23 +1,22 @@
 """Swap: while a step computes a prompt, the KV of other requests is in host memory. It comes back after the step.
 
 Attention passes over all cells in use. On the CPU a cell that no token of the step sees costs an eighth to a quarter of a
-seen cell (the kernel goes by tiles of cells, which may belong to several requests). Moving a cell out and back takes as long
-as passing over it for some tens of tokens, and a step computes hundreds of tokens.
+seen cell (the kernel works on tiles of cells, which may belong to several requests). Moving a cell out and back takes as
+long as passing over it for some tens of tokens, and a step computes hundreds of tokens.
 
-The owners of the cells, where a step computes for A while B and C run:
+The owners of the cells, when a step computes for A while B and C run:
 
     before            | B | A and B | C | A | free ...
     during            | A and B | A | new tokens of A | free ...      B and C: in host memory
     after             | A and B | A | new tokens of A | B | C | ...
     next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
 
-The first swap for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first
-cells. A run stays
-on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not change: for
-the tree nothing has moved.
+The first swap for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first cells.
+A run stays on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not
+change: for the tree nothing has moved.
 
 llama.cpp also passes over free cells, up to the highest cell in use. Once the KV of B and C is evicted, A's cells follow
-free cells. Then a swap also moves A to the front, with no other KV to move out.
+free cells. Then a swap moves A's KV to the first cells, even if no other KV has to be moved out.
 
 llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. llama.cpp fills
 the lowest free cells first. So new KV ends below the number of cells in use, or below the highest cell before. The bound of
@@ -38,17 +37,20 @@ Moves = tuple[Operation, ...]
 
 
 class Swap:
-    """Decides which KV is in host memory during a step. running: the scheduler's list of running requests."""
+    """Decides which KV is in host memory during a step.
+
+    running: the scheduler's list of running requests.
+    """
 
     def __init__(self, tree: PrefixTree, running: Collection[Job]) -> None:
         self._tree, self._running = tree, running
-        self.num_passed = 0  # cells that the last step passes over, beside its own
+        self.num_passed = 0  # cells that the last step passes over, without its own
         self.num_swapped = 0  # tokens whose KV was swapped out, ever
         self._in_front: list[int] = []  # requests to which the last swap gave the first cells
 
     @property
     def num_used(self) -> int:
-        """Cells in use: those of the tree, and private tokens."""
+        """Cells in use: the tree's cells, and the cells of private tokens."""
         return self._tree.device.num_ready + sum(job.num_private for job in self._running)
 
     def forget_order(self) -> None:
@@ -68,7 +70,7 @@ class Swap:
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
 
-        These are the operations that wait in the tree, and those of a swap if it saves time.
+        They are the tree's pending operations, and the operations of a swap if it saves time.
         """
         device, used = self._tree.device, self.num_used
         device.cells_end = max(device.cells_end, used) if used else 0
@@ -77,7 +79,7 @@ class Swap:
         return self._tree.device.take_operations() + moves, afterwards
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
-        """Return how many cells attention passes over in such a step: all up to the highest in use; fewer after a swap."""
+        """Return how many cells attention passes over in a step: all up to the highest one in use; fewer after a swap."""
         _, spared = self._to_swap(num_tokens, computing)
         return max(self._tree.device.cells_end, self.num_used) - spared
 
@@ -90,22 +92,22 @@ class Swap:
         self.num_swapped += unseen
         before, self._in_front = self._in_front, [job.request.id for job in computing]
         used, needed = self.num_used, {job.sequence for job in computing}
-        # Free cells are spared by a move to the front alone, and private tokens stand after others.
+        # Only a move to the first cells spares free cells, and private tokens stand after the cells of other requests.
         in_place = self._in_front == before and spared == unseen and not any(job.num_private for job in computing)
         if not in_place:
             device.cells_end = used
         for node in (runs := list(runs_on_device(self._tree, self._running))):
             if node.sequences.isdisjoint(needed):
-                node.cells_end = used + num_tokens  # it comes back after them
+                node.cells_end = used + num_tokens  # the run comes back after the computing requests
             elif not in_place:
                 node.cells_end = used - unseen
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
-        """Return the cells that a step does not see, and those that a swap spares it.
+        """Return how many cells a step does not see, and how many cells a swap spares it.
 
         A swap spares the unseen cells, and the free cells below the highest one in use; 0 if it makes the step no faster.
-        Free cells are spared for good, so they count for each token of the answer to a prompt as well.
+        Free cells are spared for good, so each token of a prompt's answer counts, too.
         """
         tree, costs, used = self._tree, self._tree.costs, self.num_used
         free = max(tree.device.cells_end - used, 0)
@@ -129,11 +131,13 @@ class Swap:
 def swap_out(
     tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
-    """Return the operations of a swap: those before a step, which follow the tree's own operations, and those after it.
+    """Return the operations of a swap: the operations before a step, which follow the tree's own, and after it.
 
-    runs: the runs on the device. computing: the running requests that the step is for; their KV gets the first cells.
-    in_place: their KV has these cells already. Runs that move are copied to the host tier if it has room, otherwise only for
-    the step.
+    Runs that move are copied to host memory if it has room, otherwise only for the step.
+
+    runs: the runs on the device.
+    computing: the running requests that the step is for; their KV gets the first cells.
+    in_place: whether their KV has the first cells already.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
@@ -155,7 +159,7 @@ def swap_out(
         sharers = (sequence for sequence in node.sequences if sequence is not longest)
         moves += [Share(longest.id, one.id, node.start, min(stop, one.length)) for one in sharers]
     for job in running:
-        if job.num_private and (sequence := job.sequence):  # the tree does not know of private tokens
+        if job.num_private and (sequence := job.sequence):  # the tree does not have private tokens
             is_needed = sequence in needed
             if is_needed and in_place:
                 continue

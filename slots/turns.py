@@ -13,10 +13,11 @@ from .job import Job, Phase, Turn
 
 
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
-    """Return the running requests that may share the next step: those of one set of LoRA adapters.
+    """Return the running requests that may share the next step: all of one set of LoRA adapters.
 
-    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step. decoding:
-    return the requests that decode; else those with a prompt to compute.
+    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step.
+
+    decoding: True: return the requests that decode; False: the requests with a prompt to compute.
     """
     sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
     turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
@@ -37,7 +38,7 @@ class LateStarts:
         self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Whether a waiting request starts later. A background request starts after all late starts."""
+        """Return whether a waiting request starts later. A background request starts after all late starts."""
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:
@@ -66,15 +67,18 @@ class LateStarts:
         job.starts_late = False
 
     def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
-        """Return which of these waiting requests would not start later. lacking: the tokens that each would compute."""
+        """Return which of these waiting requests would not start later.
+
+        lacking: the tokens that each request would compute.
+        """
         ends, now = self._ends(running) if lacking else {}, self._counters.prompt_tokens
         return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
 
     def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
-        """Return the turn from which on prompts start later, by adapters; without an entry, prompts start at once.
+        """Return, by adapters, the first turn at which prompts start later. Without an entry, prompts start at once.
 
-        The prompts before that turn fill a step by themselves. Beside streams, which cut prompts into parts, a step is to be
-        full. Else it is to see no other prompt's cells.
+        The running prompts up to that turn need no other prompt to make a step efficient. While streams decode, prompts are
+        computed in parts, and a step should be full. Otherwise a step should be large enough to swap out the other cells.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts:
@@ -93,6 +97,9 @@ class LateStarts:
 
 
 def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
-    """Return whether a prompt starts later. due: for a request that has no due count yet."""
+    """Return whether a prompt starts later.
+
+    due: the due count of a request that has none yet.
+    """
     end = ends.get(job.request.scope.adapters)
     return end is not None and (True, -job.request.priority, job.due or due) >= end

@@ -1,4 +1,4 @@
-"""What can be done with a cache folder outside a server: read its origin, list its records, archive it for another machine.
+"""Work on a cache folder outside a server: read its origin, list its records, archive it for another machine.
 
 Servers may use the folder at the same time: each file appears whole or not at all, and a server treats a deleted file like
 one that never existed.
@@ -32,11 +32,12 @@ from .private_folder import own_folder, written_aside
 from .record_file import FORMAT, CorruptFile, Head, HexDigest, Large, Provenance, encode, open_file, read, read_head
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done so far, and with all."""
+"""Called with the work done so far and the total: in bytes for an export, in reads of records for an import."""
 
 # ---- Origin -------------------------------------------------------------------------------------------------------------
-# The origin of a folder's KV in words, in a file beside its records: for people, and for archives. The provenance in a
-# record is two digests. They show whether KV is of this model and these settings, but not which others it is of.
+# The origin of a folder's KV in words, in a file next to its records, for people and for archives. The provenance in a
+# record is two digests. They show whether KV is of this model and these settings, but not which other model or settings it
+# is of.
 
 MOST_BYTES = 1 << 16
 
@@ -46,8 +47,10 @@ Words = Annotated[str, Meta(max_length=1000)]
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The origin of a folder's KV.
 
-    model, build: their names in words. machine: the digest of the build, the CPU and the devices. shape: the digest of
-    the settings that change KV, without the machine. is_imported: the KV came from another machine.
+    model, build: their names in words.
+    machine: the digest of the build, the CPU and the devices.
+    shape: the digest of the settings that change KV, without the machine.
+    is_imported: the KV came from another machine.
     """
 
     model: Words
@@ -61,7 +64,11 @@ ORIGINS = msgspec.json.Decoder(Origin)
 
 
 def of_any_machine(model: str, shape: str) -> Provenance:
-    """Return the provenance of KV that another machine computed. model: as in `Provenance`. shape: as in `Origin`."""
+    """Return the provenance of KV that another machine computed.
+
+    model: as in `Provenance`.
+    shape: as in `Origin`.
+    """
     return Provenance(model, hashlib.blake2b(f"imported {shape}".encode(), digest_size=16).hexdigest())
 
 
@@ -73,7 +80,7 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return the origin of a folder; None where it is unknown."""
+    """Return the origin of a folder; None if it is unknown."""
     with contextlib.suppress(OSError, ValueError), open_file(folder / ORIGIN) as file:
         return ORIGINS.decode(file.read(MOST_BYTES))
     return None
@@ -87,7 +94,11 @@ HOURS = 86_400.0  # seconds: in effect no limit
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """The file of a record. used: the time of its last use, ns. head: None if it cannot be read, for the reason in `why`."""
+    """The file of a record.
+
+    used: the time of its last use, ns.
+    head: None if it cannot be read, for the reason in `why`.
+    """
 
     path: Path
     size: int
@@ -103,7 +114,10 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """What a folder has of a scope. oldest, newest: the least and the most recent use of its files, ns."""
+    """The totals of a folder's files of one scope.
+
+    oldest, newest: the least and the most recent use of its files, ns.
+    """
 
     scope: str
     num_records: int
@@ -123,8 +137,9 @@ class ScopeUse:
 class StoredFolder:
     """The KV of one model and one set of settings.
 
-    model: the model's digest. scopes: ordered by name. unreadable: the use of files without a readable head; None if there
-    are none.
+    model: the model's digest.
+    scopes: ordered by name.
+    unreadable: the use of files without a readable head; None if there are none.
     """
 
     path: Path
@@ -143,7 +158,7 @@ class StoredFolder:
                 unreadable.append(file)
             else:
                 by_scope[name_in(file.head.scope)].append(file)
-                if Provenance(file.head.model, file.head.settings).folder == path.name:  # else a stray file of another one
+                if Provenance(file.head.model, file.head.settings).folder == path.name:  # else a stray file
                     model = file.head.model
         scopes = tuple(ScopeUse.of(name, files) for name, files in sorted(by_scope.items()))
         return cls(path, model, read_origin(path), scopes, ScopeUse.of("", unreadable) if unreadable else None)
@@ -196,7 +211,7 @@ def prune(root: Path, max_bytes: int) -> None:
 
 
 def prune_unused(root: Path, since: int) -> None:
-    """Delete files that were not used since a time (ns), except those that a newer file depends on. Raises FolderError."""
+    """Delete files that were not used since a time (ns), except files that a newer file depends on. Raises FolderError."""
     for path in folders(root):
         if made_by := provenance_in(path):
             tier = DiskTier(root, ALL, made_by)
@@ -245,12 +260,11 @@ def _reason(error: Exception) -> str:
 # A tar with the records of the common scope, to be carried to another machine.
 #
 #     <name>.kv ...        the records, prefixes first, each with its checksums: see `record_file.py`
-#     slotcache-kv.json    last, the manifest: which model, which build, how many
+#     slotcache-kv.json    last, the manifest: the model, the build, the number of records
 #
-# An archive is read as if an enemy had made it: each member is a plain file with a name that an export gives, its size is
-# that of its record, and all records are read once, to their last byte, before one is kept. Uses of a record elsewhere do
-# not count: it is worth one use here. Still, whoever makes an archive chooses the KV in it, as whoever makes a model chooses
-# its weights.
+# An archive is not trusted. Each member must be a plain file with a name that an export gives and with the size of its
+# record. All records are read once, to their last byte, before any record is kept. A record counts as used once, whatever
+# its use elsewhere. Still, whoever makes an archive chooses the KV in it, as whoever makes a model chooses its weights.
 
 MANIFEST = "slotcache-kv.json"
 NAME = re.compile(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}")
@@ -274,7 +288,10 @@ class ArchiveError(Exception):
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The manifest of an archive.
 
-    format: the format of the records. model, settings: their provenance. records: how many there are. bytes: their size.
+    format: the format of the records.
+    model, settings: their provenance.
+    records: how many there are.
+    bytes: their size.
     """
 
     format: int
@@ -303,8 +320,8 @@ class ImportedTier(DiskTier):
 def export(folder: Path, archive: Path, progress: Progress) -> tuple[Manifest, int]:
     """Write the common scope's records of a folder to a file. Return its manifest, and how many damaged records it omits.
 
-    A record that is deleted in the meantime, because a client drops it, say, is not in the file. Raises ArchiveError and
-    OSError.
+    A record that is deleted in the meantime, for example because a client drops it, is not in the file. Raises ArchiveError
+    and OSError.
     """
     origin, made_by = read_origin(folder), provenance_in(folder)
     if origin is None or made_by is None:
@@ -372,7 +389,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import. num_new: records that the folder lacked. is_foreign: they are of another build or CPU."""
+    """The result of an import.
+
+    num_new: records that the folder lacked.
+    is_foreign: whether the records are of another build or CPU.
+    """
 
     manifest: Manifest
     folder: Path
@@ -383,8 +404,10 @@ class Imported:
 def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool, progress: Progress) -> Imported:
     """Put the records of an archive into a cache folder, once all of them are checked.
 
-    machine: the digest of this machine, as in `Origin`. takes_foreign: KV of other machines is accepted, too. Raises
-    ArchiveError, CorruptFile, OSError and FolderError.
+    machine: the digest of this machine, as in `Origin`.
+    takes_foreign: whether KV of other machines is accepted, too.
+
+    Raises ArchiveError, CorruptFile, OSError and FolderError.
     """
     with _own_file(archive) as file:
         members, manifest = _members(file)
@@ -487,7 +510,7 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record aside and rename it, unless it is there. It counts as used once. Raises OSError."""
+    """Write a record aside and rename it, unless its file exists. The record counts as used once. Raises OSError."""
     path = folder / file_name(record)
     if path.exists():
         return False

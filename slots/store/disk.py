@@ -31,9 +31,9 @@ from .record_file import FORMAT, CorruptFile, Provenance, encode, open_file, rea
 from .record_index import RecordEntry, RecordIndex
 
 # ---- Neighbours ---------------------------------------------------------------------------------------------------------
-# Folders of other models and settings beside ours in --cache-dir: under the same bound, and their files are deleted first.
+# Folders of other models and settings in --cache-dir. They share the bound of bytes, and their files are deleted first.
 #
-# Another server may be at work in such a folder. It takes a deleted file for one that never existed, so any file may be
+# Another server may use such a folder. It takes a deleted file for one that never existed, so any file may be
 # deleted.
 
 FOLDER = re.compile("[0-9a-f]{16}")
@@ -42,7 +42,7 @@ ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:
-    """The folders of other models and settings in `root`, beside `own`.
+    """The folders of other models and settings in `root`, without `own`.
 
     Files of the least recently used folder are deleted first.
     """
@@ -134,14 +134,15 @@ def _is_of(path: Path, scopes: Collection[str]) -> bool:
 logger = logging.getLogger("slotcache.disk")
 MOST_PENDING = 512 << 20  # bytes that may wait to be written; further records are not written
 MOST_USELESS = 4096  # records that are remembered as not worth a file
-FEW = 256  # changes after which the index is written anew; or as many as a quarter of its records
+FEW = 256  # changes after which the index is written again, or a quarter of its records if that is more
 MOST_INDEX = 1 << 32  # bytes of a file with an index
 
 
 class DiskTier:
     """Records in files below `root`, of at most `max_bytes` in all. Raises FolderError if the folder cannot be used.
 
-    made_by: the provenance of the KV. without: names of scopes that are not written.
+    made_by: the provenance of the KV.
+    without: names of scopes that are not written.
     """
 
     name: str = Source.DISK
@@ -153,9 +154,9 @@ class DiskTier:
         self._made_by, self._without = made_by, without
         self.index, self._neighbours = RecordIndex(), Neighbours(root, self.folder)
         self._num_changes = 0  # changes of the index since it was written
-        self._seen = -1  # the time of the folder's last change that is in the index
+        self._seen = -1  # the time (ns) of the folder's last change that the index includes
         self._pending: dict[str, Record] = {}  # by key
-        self._useless: set[str] = set()  # keys of records that were not worth a file, until another one was written
+        self._useless: set[str] = set()  # keys of records that were not worth a file; cleared when another one is written
         self._dropped: list[str] = []  # scopes whose files are to be deleted
         self._pending_bytes = 0
         self._writing = ""  # the key of the record that was taken from the queue
@@ -287,7 +288,7 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """Take the next record from the queue: prefixes first, since a run is of no use without the runs before it."""
+        """Take the next record from the queue: prefixes first, since a run is useless without the runs before it."""
         if not self._pending:
             return None
         self._writing = min(self._pending, key=lambda key: self._pending[key].start)
@@ -306,7 +307,7 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Write an index without the files that another server has deleted, since it would have a dropped scope's tokens."""
+        """Write the index without files that another server has deleted: they may have had a dropped scope's tokens."""
         self._seen = -1
         self._look()
         self._write_index()
@@ -358,7 +359,7 @@ class DiskTier:
             self._write_index()
 
     def _write_file(self, path: Path, parts: list[bytes | memoryview], now: int) -> bool:
-        """Write a file aside and rename it."""
+        """Write a file under another name, then rename it."""
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)  # another server may have removed it when it was empty
             with written_aside(path, syncs=True, used=now) as file:
@@ -378,7 +379,7 @@ class DiskTier:
             return self.index.stands_on_records(record.scope, record.start, record.tokens)
 
     def _makes_room(self, record: Record, size: int) -> bool:
-        """Delete files for a record. False: the record is too large, or of no use without its prefixes."""
+        """Delete files for a record. False: the record is too large, or useless without its prefixes."""
         if size > self.max_bytes:
             return False
         is_whole = self._has_prefixes(record)
@@ -388,7 +389,7 @@ class DiskTier:
         return not is_whole or self._has_prefixes(record)  # or its prefixes were deleted for it
 
     def _make_room(self, size: int) -> None:
-        """Delete files: first those of other folders, then ours of the least worth that no other file depends on."""
+        """Delete files: first files of other folders, then own files of the least worth, after all that depend on them."""
         self._neighbours.free(self.num_bytes + size - self.max_bytes)
         while self.num_bytes + size > self.max_bytes:
             with self.index.lock:

@@ -32,7 +32,7 @@ from .tier import LowerTier
 
 logger = logging.getLogger("slotcache.tiers")
 GUESS = 200e6  # bytes a second of a tier before its first read
-MEMORY = 0.9  # weight of all earlier reads beside a new one
+MEMORY = 0.9  # weight of all earlier reads relative to a new one
 FORGIVING = 1.05  # factor by which a tier that was too slow counts as faster each time, so that it is tried again
 LEAST = 0.005  # seconds that any fetch may take: less than a client notices
 NUM_READERS = 4  # threads: a disk with a long latency serves several reads at once
@@ -74,16 +74,17 @@ class Speed:
         self._bytes *= FORGIVING
 
     def seconds(self, num_bytes: int) -> float:
-        """Return the time to read so many bytes."""
+        """Return the time to read `num_bytes` bytes."""
         return num_bytes * self._seconds / self._bytes
 
 
 class PricedIndex:
     """A tier's index and the cache as one `PrefixIndex`, to order the documents of one prompt.
 
-    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first. read_share:
-    returns the time to read a run, as a share of the time to compute it. A `PricedIndex` is valid as long as neither index
-    changes.
+    It is valid as long as neither index changes.
+
+    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first.
+    read_share: returns the time to read a run, as a share of the time to compute it.
     """
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
@@ -110,9 +111,9 @@ class PricedIndex:
 
 
 def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return the run and position where a tree has the end of some tokens that follow the first `at` tokens of `node`.
+    """Return the run of a tree, and the position in the run, where some tokens end; None if the tree lacks any of them.
 
-    None: the tree does not have all of them.
+    The tokens follow the first `at` tokens of `node`.
     """
     while len(tokens):
         if at == len(node.tokens):
@@ -130,10 +131,13 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 class Fetches:
     """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
 
-    It belongs to the engine's thread, which touches no file. lower: the lower tiers; the first one that has more of a prompt
-    than host memory is read. read: lets a thread call a function. hand_over: lets the engine's thread call a function.
-    accepts: returns whether a record has this model's layout; the threads that read call it. Fetched records that are not in
-    use yet take at most half of host memory's budget, unless all are for one request.
+    It belongs to the engine's thread, which touches no file. Fetched records that are not in use yet take at most half of
+    host memory's budget, unless all are for one request.
+
+    lower: the lower tiers; the first one that has more of a prompt than host memory is read.
+    read: lets a thread call a function.
+    hand_over: lets the engine's thread call a function.
+    accepts: returns whether a record has this model's layout; the reading threads call it.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class Fetches:
         self._unasked: deque[Job] = deque()
         self._open: list[Fetch] = []  # fetches until their requests run or have ended
         self._by_job: dict[Job, Fetch] = {}  # likewise
-        self._expected: dict[Job, int] = {}  # tokens that device and host had of a job when lower tiers were asked
+        self._expected: dict[Job, int] = {}  # a job's tokens in cells and host memory when lower tiers were searched
         self._holes = Holes()
         self._speeds = {tier.name: Speed() for tier in lower}
         self.num_hits = self.num_tokens = self.num_bytes = self.num_given_up = 0  # requests, tokens, bytes, requests; ever
@@ -168,7 +172,7 @@ class Fetches:
         return job.request.keeps and job.request.index_scope.is_shared
 
     def look(self) -> None:
-        """Begin fetches, give up those that take too long, and release those whose requests run now.
+        """Begin fetches, give up fetches that take too long, and release fetches whose requests run or have ended.
 
         Call it between two steps.
         """
@@ -193,7 +197,7 @@ class Fetches:
         self._scheduler.index.host.settle()
 
     def has_all(self, prompt: Prompt, scope: Scope) -> bool:
-        """Return whether a lower tier has all of a prompt, or all that device and host memory lack of it."""
+        """Return whether a lower tier has all of a prompt, or all of the part that device and host memory lack."""
         for tier in self._lower:
             with tier.index.lock:
                 if scope in tier.index.roots:
@@ -245,7 +249,7 @@ class Fetches:
         return self._holes.take_over(job, self._scheduler.index.host)
 
     def _begin(self, job: Job) -> None:
-        """Read what a lower tier has of a request's prompt, if that pays."""
+        """Fetch the records that a lower tier has of a request's prompt, if that pays."""
         request, index = job.request, self._scheduler.index
         scope = request.index_scope
         known = request.prompt.arrange(index, scope)
@@ -257,7 +261,7 @@ class Fetches:
                     continue
                 layout = self._arrange(request, tier)
                 found = [self._found(tier.index, scope, text) for text in layout.texts]
-            if layout.in_pieces:  # in a text of pieces, records after a hole are of no use yet
+            if layout.in_pieces:  # in a text of pieces, records after a hole are useless for now
                 found = [(at, stretches[:1] if _reached(at, stretches) > at else []) for at, stretches in found]
             stretches = [one for _, more in found for one in more]
             entries = list(dict.fromkeys(entry for one in stretches for entry in one.entries))
@@ -273,19 +277,19 @@ class Fetches:
                 self._speeds[tier.name].forgive()
 
     def _arrange(self, request: Request, tier: LowerTier) -> Layout:
-        """Order a prompt's documents by what a tier has of them and by what reading that costs."""
+        """Order a prompt's documents by the records that a tier has of them and the time to read these records."""
         scope, read_share = request.index_scope, partial(self._read_share, tier.name)
         return request.prompt.arrange(PricedIndex(tier.index, self._scheduler.index, scope, read_share), scope)
 
     def _read_share(self, tier: str, node: IndexNode) -> float:
-        """Return the time to read a run, as a share of computing it."""
+        """Return the time to read a run, as a share of the time to compute it."""
         entry = next(iter(node.records), None)
         if entry is None:
             return 1.0
         return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
-        """Return how many tokens of a text need not be computed now, and what records have after these.
+        """Return how many tokens of a text need not be computed now, and the stretches after them that records have.
 
         Runs that outlived the state after them do not count.
         """
@@ -315,7 +319,7 @@ class Fetches:
             self._read(partial(self._bring, fetch, tier, entry.key))
 
     def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
-        """Read a record and pass it to the engine's thread. In a thread that reads."""
+        """Read a record and pass it to the engine's thread. Runs in a reading thread."""
         record, began = None, self._clock()
         try:
             if not fetch.is_over:
@@ -328,7 +332,7 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Take the records that are complete from the prefix on; a lost one costs its tokens. In the engine's thread."""
+        """Take over records that have arrived without a gap; tokens of a lost one are computed. In the engine's thread."""
         if record is not None:
             self._speeds[tier.name].learn(record.num_bytes, seconds)
             self.num_bytes += record.num_bytes

@@ -26,8 +26,8 @@ class FolderError(Exception):
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: the environment variable that may name the folder; a relative path in it is ignored. usual: the default, below
-    the home.
+    variable: the environment variable that may name the folder; a relative path in it is ignored.
+    usual: the default, below the home.
     """
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else home_folder() / usual
@@ -69,13 +69,14 @@ def own_folder(path: Path, flag: str) -> Path:
     return path
 
 
-MOST_TRIES = 10  # to lock a file that others remove; some file systems give a file another number at each look
+MOST_TRIES = 10  # to lock a file that other servers remove; on some file systems, a file's number changes
 
 
 def lock(file: Path) -> int:
     """Lock a file, which is made if it is missing, until its descriptor is closed or this process ends.
 
-    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also where there are no such locks.
+    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also if the platform has no such
+    locks.
     """
     for _ in range(MOST_TRIES):
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
@@ -112,7 +113,7 @@ def locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def places(folder: Path) -> Iterator[Path]:
-    """Yield a folder, then the folders beside it for servers that find it locked."""
+    """Yield a folder, then the folders next to it for servers that find it locked."""
     return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
 
 
@@ -120,7 +121,8 @@ def places(folder: Path) -> Iterator[Path]:
 def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
     """Open a new file that replaces `path` at the end, whole or not at all. Raises OSError.
 
-    syncs: replace it only once the new file is on the disk. used: the time of the new file, ns.
+    syncs: replace it only once the new file is on the disk.
+    used: the time of the new file, ns.
     """
     aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a random name: two servers may write the same file
     try:

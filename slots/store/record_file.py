@@ -31,7 +31,7 @@ from .private_folder import written_aside
 FORMAT = 3  # of records in files
 MAGIC = b"slotcache KV %d\n" % FORMAT
 MOST_HEAD = 1 << 20  # bytes
-WITHOUT_WAITING = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows has text files, and no pipes in folders
+WITHOUT_WAITING = getattr(os, "O_NONBLOCK", getattr(os, "O_BINARY", 0))  # Windows: text is the default; no pipes in folders
 LENGTH, DIGEST = 4, 16  # bytes of the two numbers before the head
 AT_ONCE = 1 << 20  # bytes that are digested before another thread may have the interpreter
 
@@ -39,7 +39,7 @@ HexDigest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Large = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Cost = Annotated[float, Meta(ge=0.0, le=1e6)]
-MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may keep its record for ever
+MOST_USES, MOST_COST = 1 << 10, 1e3  # limits on the worth that a file states: no file keeps its record for ever
 
 
 # ---- Provenance ---------------------------------------------------------------------------------------------------------
@@ -48,10 +48,10 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # bounds on what a file says: no file may k
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """model: the digest of the model's files. settings: the digest of everything else that changes KV: settings, build
-    and CPU.
+    """Digests of what computed KV, each of 32 hexadecimal digits.
 
-    Each has 32 hexadecimal digits.
+    model: the digest of the model's files.
+    settings: the digest of everything else that changes KV: settings, build and CPU.
     """
 
     model: str
@@ -82,8 +82,11 @@ class ForeignFile(CorruptFile):
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The head of a file.
 
-    tokens: the number of tokens. size: the bytes of KV and state. path: the digest of the tokens. data: the digest of the KV
-    and the state. state: how many of the last bytes are a recurrent state.
+    tokens: the number of tokens.
+    size: the bytes of KV and state.
+    path: the digest of the tokens.
+    data: the digest of the KV and the state.
+    state: how many of the last bytes are a recurrent state.
     """
 
     model: HexDigest
@@ -111,7 +114,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 HEADS = msgspec.json.Decoder(Head)
 """Made when the module is loaded: msgspec 0.22 learns the fields of a struct at its first use, and the process crashes if
-two threads do this at once. The threads that read the disk did."""
+two threads, such as those that read the disk, do this at once."""
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
@@ -248,7 +251,7 @@ def records(path: Path, made_by: Provenance) -> Iterator[Record]:
 
 
 def _size(data: bytes) -> int:
-    """Return the number before a record. Raises CorruptFile."""
+    """Return the size that precedes a record. Raises CorruptFile."""
     if len(data) != SIZE.size:
         raise CorruptFile("it ends too early")
     return SIZE.unpack(data)[0]

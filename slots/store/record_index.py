@@ -1,8 +1,8 @@
 """The index of a tier's records: which records continue a prompt, and which one is evicted first.
 
-The record of the lowest priority is evicted first (PGDSF, with the index's own clock); of several, the least recently used
-one. A run is of no use without the runs before it. So a record on which another record depends has at least the priority of
-the other one, and is evicted after it.
+The record of the lowest priority is evicted first (PGDSF, with the index's own clock); of equal records, the least recently
+used one. A run is useless without the runs before it. So a record has at least the priority of any record that depends on
+it, and is evicted later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .record_file import MOST_COST, MOST_USES, Cost, Large, Position
 NO_NODES: dict[int, IndexNode] = {}
 NO_ENDS: dict[str, IndexNode] = {}
 MOMENT = 1000  # ns: the difference that file systems can store
-MOST_COMPARED = 16  # records of one run that are compared: a short prefix may be in very many
+MOST_COMPARED = 16  # records of one run that are compared: very many may have a short prefix
 MOST_SEARCHED = 256  # runs after a record that are searched for a record that depends on it
 
 
@@ -62,9 +62,10 @@ class Only(MutableMapping[K, "IndexNode"]):
 
 
 class IndexNode(Run["IndexNode"]):
-    """A run that records have. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
+    """A run whose KV is in records. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
-    covers: the `records`, in a compact form. begins: the `documents_here`, as one flat tuple.
+    covers: the `records`, in a compact form.
+    begins: the `documents_here`, as one flat tuple.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
@@ -112,8 +113,11 @@ class IndexRoot(IndexNode):
 class RecordEntry:
     """A record of the run from position `start` to the end of `node`.
 
-    size: its bytes. used: the time of its last use, ns. has_state: it has a recurrent state. frequency, token_cost: as in
-    `Node`; their product is the worth. priority: the worth, plus the clock at the last use.
+    size: its bytes.
+    used: the time of its last use, ns.
+    has_state: it has a recurrent state.
+    frequency, token_cost: as in `Node`; their product is the worth.
+    priority: the worth, plus the clock at the last use.
     """
 
     key: str
@@ -168,7 +172,8 @@ class Stretch(NamedTuple):
 class StoredEntry(Struct, frozen=True, array_like=True):
     """An entry of a stored index.
 
-    parent: the key of the entry whose path precedes the run of this one; empty: none. tokens: the run's tokens, int32.
+    parent: the key of an entry whose path leads to the start of this entry's run; empty: none.
+    tokens: the run's tokens, int32.
     documents: (key, first position) of the documents that end with the run.
     """
 
@@ -227,7 +232,7 @@ class RecordIndex(RadixTree[IndexNode]):
         documents: Collection[tuple[str, int]] = (),
         has_state: bool = False,
     ) -> RecordEntry:
-        """Add a record with the KV of `tokens` (int32) from `start` on. The rest is as in `RecordEntry` and `Record`."""
+        """Add a record with the KV of `tokens` (int32) from `start` on. The rest: see `RecordEntry`, `Record`."""
         ends = self.insert(self.root(scope), tokens, sorted({start, *(at for _, at in documents)}))
         node = ends[len(tokens)]
         for document, at in documents:
@@ -270,7 +275,7 @@ class RecordIndex(RadixTree[IndexNode]):
             self._offer(entry)
 
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
-        """Mark the records before a record as used from `now` on, the first one of the path last. Return these records."""
+        """Mark the records before a record as used after `now`, the first record of the path last. Return these records."""
         *_, first = entry.runs()
         in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
@@ -344,7 +349,7 @@ class RecordIndex(RadixTree[IndexNode]):
     # ---- prompts ---------------------------------------------------------------------------------------------------
 
     def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
-        """Return what records have of a prompt after its first `reached` tokens, prefixes first.
+        """Return the stretches of a prompt that records have after its first `reached` tokens, prefixes first.
 
         If the model has recurrent states, each stretch ends with a state, from which the prompt can continue.
         """
@@ -380,11 +385,11 @@ class RecordIndex(RadixTree[IndexNode]):
         )
 
     def saved_share(self, node: IndexNode) -> float:
-        """Return the share of its time that the reuse of a run saves: all of it, as if nothing had to be read."""
+        """Return 1: the reuse of a run saves all of its time, as if nothing had to be read."""
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return a guess, since files do not know the device."""
+        """Return a guess, since an index does not know the device."""
         return new * GUESSED_NS / 1e9
 
     def continued(self, origin: IndexNode, match: Match[IndexNode]) -> int:
@@ -416,7 +421,7 @@ class RecordIndex(RadixTree[IndexNode]):
         if not math.isfinite(stored.clock):
             raise ValueError(f"its clock is {stored.clock}")
         stored.entries.reverse()
-        while stored.entries:  # popped, so that the index takes the memory of decoded entries
+        while stored.entries:  # popped, so that the index can use the memory of decoded entries
             one = ENTRIES.decode(stored.entries.pop())
             scope = scopes.get(one.scope) or scopes.setdefault(one.scope, Scope.read(one.scope))
             origin = self._end_at(self.entries.get(one.parent), one.start) if one.start else self.root(scope)
@@ -469,7 +474,7 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Note that a document starts after `origin` and ends with `end`. A key has one end."""
+    """Note that a document starts after `origin` and ends with `end`. This replaces the key's earlier end."""
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
@@ -477,7 +482,7 @@ def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
 
 
 def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
-    """Return a mapping of nodes with one more: the same mapping, or another one that takes less memory."""
+    """Return a mapping with one more node: the same mapping, or a new one that takes less memory."""
     if not nodes:
         return Only(key, node)
     more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes

@@ -1,4 +1,4 @@
-"""A tier below host memory: its protocol, and what is written to it.
+"""The protocol of tiers below host memory, and the writes to them.
 
     device        cells of the pool      PrefixTree and its device
      |   ^        Save and Restore, operations of a step
@@ -23,14 +23,16 @@ from .record_index import RecordIndex
 class LowerTier(Protocol):
     """A tier that may outlive the server.
 
-    Several threads call it: the engine's thread puts records, others read or drop them.
+    Several threads call it: the engine's thread puts records, other threads read or drop them.
 
-    `put` must not block: it runs between two steps of the engine. index: of all records, by key (`file_name`).
+    `put` must not block: it runs between two steps of the engine.
+
+    index: all records, by key (`file_name`).
     """
 
     @property
     def name(self) -> str:
-        """The short name of the tier, in reports of where a prompt's tokens came from and in the names of metrics."""
+        """The short name of the tier, for reports of the origin of a prompt's tokens, and for names of metrics."""
         ...
 
     index: RecordIndex
@@ -51,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would take so many bytes now; fast, for the engine's thread."""
+        """Return whether `put` would take `num_bytes` bytes now; fast, for the engine's thread."""
         ...
 
     def put(self, record: Record) -> bool:
@@ -63,7 +65,7 @@ class LowerTier(Protocol):
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of a scope's name, with all adapters. Returns once they are gone."""
+        """Forget the records of all scopes with this scope's name, whatever their adapters. Return once they are gone."""
         ...
 
     def wait(self) -> None:
@@ -71,7 +73,7 @@ class LowerTier(Protocol):
         ...
 
     def __contains__(self, key: str, /) -> bool:
-        """Return whether a record is there, or is about to be, and no drop of its scope is under way.
+        """Return whether a record is stored or about to be, and no drop of its scope is under way.
 
         Fast, for the engine's thread.
         """
@@ -83,7 +85,9 @@ class LowerTier(Protocol):
 
 
 class WriteBehind:
-    """Passes each new copy of KV to lower tiers once, in the engine's thread. lower: the tiers that get copies.
+    """Passes each new copy of KV to lower tiers once, in the engine's thread.
+
+    lower: the tiers that get copies.
 
     Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks this object what
     the lower tiers have: see `Below`.

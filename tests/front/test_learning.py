@@ -87,7 +87,7 @@ def test_figures_that_no_prompt_has_teach_nothing(caplog):
         ordering(upstream.url, dialect="vllm") as front,
     ):
         assert front.chat("?", documents=documents("alpha")).status_code == 200
-        until(lambda: metric(front, "untold") == 1)
+        until(lambda: metric(front, "unreported") == 1)
     assert not [record for record in caplog.records if "taught nothing" in record.getMessage()]
 
 
@@ -155,7 +155,7 @@ def test_a_missing_figure_is_a_zero_once_an_engine_has_reported_one(caplog):
         for number in range(4):
             front.chat("?", documents=documents("alpha"))
             until(lambda number=number: metric(front, "documents") == number + 1)
-        assert (metric(front, "untold"), metric(front, "cached_tokens")) == (2, 48)
+        assert (metric(front, "unreported"), metric(front, "cached_tokens")) == (2, 48)
     assert sum("tells no cached tokens" in record.message for record in caplog.records) == 1
 
 

@@ -65,7 +65,7 @@ def test_an_engine_that_lost_its_cache_is_found_out_within_three_requests():
         answers = []
         while metric(front, "stale") == 0 and len(answers) < 3:
             answers.append(question(front, f"later {len(answers)}", newest))
-        assert metric(front, "stale") == 1 and metric(front, "untold") == LEAST + 11 + len(answers)
+        assert metric(front, "stale") == 1 and metric(front, "unreported") == LEAST + 11 + len(answers)
         assert answers[0].headers["x-slotcache-order"].endswith("expected=5/5")
         question(front, "last", newest)
         assert metric(front, "stale") == 1, "it has them again by now"
