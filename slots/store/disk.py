@@ -434,7 +434,8 @@ class DiskTier:
             return
         except (OSError, ValueError) as error:
             logger.warning("%s is not used: %s; the heads of all files are read", path, error)
-            self.index = RecordIndex()
+            with self.index.lock:
+                self.index.clear()
             return
         found = stock(self.folder)
         for entry in list(self.index.entries.values()):

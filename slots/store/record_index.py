@@ -218,6 +218,13 @@ class RecordIndex(RadixTree[IndexNode]):
 
     # ---- records come and go ---------------------------------------------------------------------------------------
 
+    def clear(self) -> None:
+        """Forget all records. Needs the lock."""
+        self.roots.clear()
+        self.entries.clear()
+        self.num_bytes = self._num_states = 0
+        self._age, self._heap = 0.0, None
+
     def add(
         self,
         key: str,
