@@ -79,11 +79,17 @@ class Numbers:
     top_n_sigma: float = number(
         -1.0, "tokens within n standard deviations of the best logit; 0 or less: all", "--top-nsigma", "--top-n-sigma"
     )
-    typical_p: float = number(1.0, "the most typical tokens up to this total probability; 1: all", "--typical", "--typical-p")
+    typical_p: float = number(
+        1.0, "the most typical tokens up to this total probability; 1: all", "--typical", "--typical-p"
+    )
     min_keep: int = number(0, "fewest tokens that `top_p`, `min_p`, `typical_p` and `xtc` keep", strict=True)
-    xtc_probability: float = number(0.0, "how often all tokens above `xtc_threshold` but the least probable are removed", least=0.0, most=1.0)
+    xtc_probability: float = number(
+        0.0, "how often all tokens above `xtc_threshold` but the least probable are removed", least=0.0, most=1.0
+    )
     xtc_threshold: float = number(0.1, "a probability; above 0.5: removes none", least=0.0, most=1.0)
-    repeat_last_n: int = number(64, f"last tokens that penalties consider; -1: {MAX_WINDOW}, the most", least=-1, strict=True)
+    repeat_last_n: int = number(
+        64, f"last tokens that penalties consider; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    )
     repeat_penalty: float = number(1.0, "divisor of the logits of used tokens; 1: none", least=1e-30, most=1e30, strict=True)
     presence_penalty: float = number(0.0, "subtracted from the logits of used tokens")
     frequency_penalty: float = number(0.0, "subtracted from a token's logit for each use")
