@@ -86,7 +86,7 @@ class Numbers:
     xtc_probability: float = number(
         0.0, "how often all tokens above `xtc_threshold` but the least probable are removed", least=0.0, most=1.0
     )
-    xtc_threshold: float = number(0.1, "a probability; above 0.5: removes none", least=0.0, most=1.0)
+    xtc_threshold: float = number(0.1, "XTC's probability threshold; above 0.5: off", least=0.0, most=1.0)
     repeat_last_n: int = number(
         64, f"last tokens that penalties consider; -1: {MAX_WINDOW}, the most", least=-1, strict=True
     )

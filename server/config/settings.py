@@ -235,7 +235,7 @@ class Settings(Numbers):
     ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells that all requests share; 0: the model's trained length, up to 65536 if --fit finds memory for it, otherwise up to 16384", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
     kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may use all cells; off: each slot has an equal share", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
     parallel: int = row(4, ("-np", "--parallel"), "slots: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
-    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that a slot's history must match to attract the request; 0: none suffices", most=1)
+    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that must match a slot's history to prefer that slot; 0: never prefer", most=1)
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
