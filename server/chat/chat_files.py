@@ -29,7 +29,7 @@ Make = Callable[[], Iterable[bytes]]
 
 
 class DamagedFile(ValueError):
-    """A file is damaged or has another format."""
+    """A file is not as the server wrote it."""
 
 
 def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
