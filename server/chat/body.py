@@ -159,7 +159,7 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 HistoryKind = Literal["auto", "whole", "new"]
 MAX_MESSAGE = 4096  # most characters of the text after reasoning that reached its limit
 Choices = Annotated[int, Meta(ge=1, le=128)]
-MAX_STOPS, MAX_STOP = 64, 1024  # most stop strings, and characters of each: every token searches for all of them
+MAX_STOPS, MAX_STOP = 64, 1024  # most stop strings, and characters of each: each new token is searched for all of them
 
 MAX_OPERATIONS = 256  # most entries of `response_fields`: each is looked up in the body of each choice
 OF_DOCUMENTS = ("document_order", "best", "best_price_ms", "dedup", "order_hint", "keep_first", "keep_last")
@@ -238,7 +238,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each known field whose wish the server does not fulfil. Raises RequestError."""
+        """Yield a warning for each known field whose value the server does not honour. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         return self
 
     def limit(self, default: int = -1) -> int:
-        """Return the most tokens to generate; -1: no limit. Raises RequestError. default: for a request without a limit."""
+        """Return the most tokens to generate; -1: no limit. Raises RequestError. default: the result without a limit."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -323,7 +323,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def asked_reasoning(self) -> AskedReasoning:
-        """The common meaning of all fields about reasoning. Raises RequestError."""
+        """The reasoning that all fields together ask for. Raises RequestError."""
         return read_reasoning(self)
 
     def unused(self) -> tuple[str, ...]:

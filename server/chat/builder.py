@@ -104,7 +104,7 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 
 class Answers:
-    """How a model's answers are read, and the grammar that they must fit.
+    """The form of a model's answers: how to read them, and the grammar that they must fit.
 
     source: the text of the chat template. settings: the defaults of a request's options.
     """
@@ -174,7 +174,7 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning; None: no limit. A client's own grammar leaves it without limit.
+        """Return the limit of an answer's reasoning; None: no limit, for example with a client's own grammar.
 
         Raises RequestError.
         """
@@ -312,7 +312,7 @@ class PromptBuilder:
         """Build the prompt of a chat. Raises RequestError.
 
         ref: the point of a conversation that the chat continues. open_turn: whether more documents of the last message,
-        a user's, will follow; the prompt then ends with the known documents. breakpoints: by message of the request.
+        a user's, will follow; the prompt then ends with the known documents. breakpoints: with the request's indexes.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -369,8 +369,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build a chat from its whole history.
 
-        Raises RequestError, TemplateError, and _LeftOut if the template drops documents. breakpoints: by message of the
-        history.
+        Raises RequestError, TemplateError, and _LeftOut if the template drops documents. breakpoints: with the history's
+        indexes.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}

@@ -75,7 +75,7 @@ class DocumentSet:
     number_of: tuple[tuple[str, str], ...] = ()
     best: str = "free"
     best_price_ms: float = 0.0
-    longest_hint: int = -1  # tokens; -1: count them
+    longest_hint: int = -1  # tokens of the longest line; -1: count them
     keys: tuple[str, ...] = field(init=False)  # the keys of the documents, in retrieval order
     key_set: frozenset[str] = field(init=False)
 

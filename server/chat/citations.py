@@ -72,7 +72,7 @@ class Citations:
         return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
 
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
-        """Return a function that makes readers of the client's text.
+        """Return a function that makes readers of an answer with numbers in place of ids.
 
         make: makes readers of the model's text. owed: characters before the answer's text, as in `Citations`.
         """

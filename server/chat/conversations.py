@@ -63,7 +63,7 @@ class Conversation:
         default_factory=dict
     )  # by answer: the entries first stored with it
     _parents: dict[str, str] = field(default_factory=dict)  # by answer: the stored answer before it; empty: none
-    _headed: dict[str, int] = field(default_factory=dict)  # by former head: the number of the change, rising with time
+    _headed: dict[str, int] = field(default_factory=dict)  # by former head: the number of the change; later is higher
     _next: int = 0
 
     def __post_init__(self) -> None:
@@ -196,7 +196,7 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Return a history whose instructions of the previous turn are replaced. instructions: those of the next turn."""
+    """Replace the one-turn instructions at the start of a history. instructions: the next turn's; None: no instructions."""
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept

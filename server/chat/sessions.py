@@ -45,7 +45,7 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this prompt, even if this prompt's answer has other tokens in it."""
+        """Return whether another prompt continues this prompt. It may have other tokens for this prompt's answer."""
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
@@ -117,9 +117,9 @@ class Sessions:
 
     Locks: the store's lock guards everything except the texts of instructions. The event loop takes this lock, so work
     under it is short and waits for nothing. A comparison of instructions may take long, so a thread compares them under
-    the own lock of these instructions. A thread that has this lock may take the store's lock, but never the other way
-    round. Instructions that are dropped while a thread uses them are marked. The thread still makes its prompt, but its
-    changes are neither counted nor written.
+    these instructions' own lock. A thread with that lock may take the store's lock, but never the other way round.
+    Instructions that are dropped while a thread uses them are marked. The thread still makes its prompt, but its changes
+    are neither counted nor written.
 
     Bounds: if there are too many sessions, the least recently used sessions are dropped. If there are too many bytes,
     prompts and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too

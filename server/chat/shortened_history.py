@@ -61,7 +61,7 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Learn from a history after the summary which messages the client moves, and which messages it drops."""
+        """Return the `Kept` that a history after the summary reveals: the messages that the client moved or dropped."""
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)

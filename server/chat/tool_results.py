@@ -14,13 +14,13 @@ from ...models.template import Message
 from ...ordering.document import TOOLS, beside_documents, documents_in
 
 LEAST = 200  # least characters of a repetition: a reference takes 30 tokens
-EVERY, LONGEST = 4, 64  # lines of a block: roughly the mean, without blank lines; the most
+EVERY, LONGEST = 4, 64  # approximate mean lines of a block, without blank lines; most lines
 QUOTE = 40  # most characters of a line that a reference quotes
 VALUE = 100  # most characters of a line with a name and a value
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
-    """Return the messages as a prompt shows them, and the earlier results that a message refers to, by its index."""
+    """Return the messages as a prompt shows them, and by the message's index the earlier results that it refers to."""
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
     for at, message in enumerate(messages):

@@ -205,7 +205,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add its earlier line to each message, and a line about the new changes to the last message."""
+        """Add to each message its earlier line, and to the last message a line about the new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:

@@ -196,7 +196,7 @@ def _foreign() -> Iterator[LlamaFlag]:
 FOREIGN = tuple(_foreign())
 
 
-PREFIX = "LLAMA_ARG_"  # of llama-server's variables
+PREFIX = "LLAMA_ARG_"  # of llama-server's environment variables
 FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`; flags and variables win over it"
 
 
@@ -281,7 +281,7 @@ class _ReadFile(argparse.Action):
                 if name not in namespace.given and name not in namespace.from_file:
                     setattr(namespace, name, value)
                 namespace.from_file |= {name}
-        except (OSError, ValueError, RecursionError) as error:  # deeply nested values recurse
+        except (OSError, ValueError, RecursionError) as error:  # deeply nested values exceed the recursion limit
             reason = error.strerror if isinstance(error, OSError) else error
             parser.exit(2, f"slotcache: {option_string} {values}: {reason}\n")
 

@@ -122,8 +122,8 @@ class DeviceTurns:
     The engine's thread calls the first three. on_want: the model is needed and not on the device. on_load: the model is
     loaded, or its load failed with the given error. on_free: the model is unloaded.
 
-    make_room: a load failed, maybe for lack of memory. The loading thread calls it. It returns True if it unloaded
-    something, so that a second try may fit.
+    make_room: a load failed, maybe for lack of memory. The loading thread calls this callback, which returns whether it
+    unloaded something, so that a second try may fit.
     """
 
     on_want: Callable[[], None]
@@ -514,7 +514,7 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the current step only computes a prefix of this request, so that it need not be interrupted."""
+        """Return whether the current step only computes a prefix of this request. Then the step is not interrupted."""
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)

@@ -164,7 +164,7 @@ class Limit:
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
         """Return by how many bytes the use of this device is too large; 0 or less: it fits.
 
-        others: the uses of all devices, of which integrated GPUs count here, too. margin: as in `most`.
+        others: the uses of all devices. Integrated GPUs that use this memory count, too. margin: as in `most`.
         """
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 

@@ -1,4 +1,4 @@
-"""A generation turns the tokens of one answer into text, checks its stops, and makes events for the event loop.
+"""A generation turns the tokens of one answer into text, detects its end, and makes events for the event loop.
 
 Each generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes the
 generation when it sends the final event, so a client that does not read cannot keep the generation open.
@@ -323,7 +323,7 @@ class Generation:
     num_pushed: int = 0  # tokens of the answer passed to `push`
     num_sent: int = 0  # prompt tokens sent with their logprobs
     first_token: float = 0.0
-    patience: float = 0.0  # seconds after the first token at which an answer with a whole line ends; 0: no limit
+    patience: float = 0.0  # seconds after the first token until an answer ends once it has a whole line; 0: never
     has_line: bool = False
     final: Final | None = None  # set when the client can read it
     done: bool = False
@@ -349,7 +349,7 @@ class Generation:
 
     @property
     def is_past_half(self) -> bool:
-        """Whether the prefill ended after more than half of the prompt, but before its end."""
+        """Whether the prefill stopped after more than half of the prompt, but before the prompt's end."""
         if not self.admitted or self.job.is_reading:
             return False
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt

@@ -1,7 +1,6 @@
 """The cache, the slots and the statistics as frozen values, for other threads.
 
-The cache belongs to the engine's thread. The engine's thread answers each question between two steps, while the caller
-waits.
+The cache belongs to the engine's thread, which answers each question between two steps, while the caller waits.
 """
 
 from __future__ import annotations
