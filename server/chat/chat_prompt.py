@@ -195,7 +195,7 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens after a set's last document, which start with the set's hint, plus the gap of `place`.
+        """Count the reusable tokens after a set's last document, from the set's hint on. Add the gap of `place`.
 
         If no token after the document is reusable, return 0.
         """

@@ -30,7 +30,7 @@ from .volatile import INSTRUCTIONS, ChangedText
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """The first part of an answer, which is in the request.
+    """The first part of an answer, given in the request.
 
     content: the message's content so far. tokens: the ids (int32) of the content in the prompt; None: the ids in the
     prompt also spell other text. is_shown: whether the client gets this part with the answer.

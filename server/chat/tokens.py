@@ -73,7 +73,7 @@ def place_answers(
 
 
 class _Regions:
-    """Finds the pieces of a message: all pieces between those of earlier messages and those of later messages."""
+    """Finds the pieces of a message: all pieces after the earlier messages and before the later messages."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
