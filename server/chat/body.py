@@ -477,7 +477,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError if a scope contains a NUL or is too long. where: the field of the scope."""
+    """Raise RequestError if a scope contains a NUL or is too long."""
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:

@@ -67,10 +67,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Refuse options that have no effect on documents that are read separately. Raises RequestError.
-
-    separates: whether the request's documents are read separately.
-    """
+    """Refuse options that have no effect on documents that are read separately. Raises RequestError."""
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
@@ -527,9 +524,9 @@ class PromptBuilder:
     ) -> DocumentSet:
         """Tokenise documents, and make a set of them.
 
-        shown_before: the keys of documents that earlier turns show, which are not shown again (RAGBoost, 6); the method
-        adds the new keys. None: show all documents. pasted: the list of documents in the message's text, if they come from
-        there. If this list does not name its documents, no line can refer to them.
+        shown_before: the keys of documents in earlier turns, which are not shown again (RAGBoost, 6); the new keys are
+        added. None: show all documents. pasted: the list in the message's text. If this list does not name its documents,
+        no line can refer to them.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:

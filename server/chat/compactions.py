@@ -81,11 +81,10 @@ class Compaction:
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Learn from an answered chat. Return the client's likely next request, if the answer is a summary.
+        """Learn from an answered chat. If the answer is a summary, return the client's likely next request.
 
-        The request is known if this server wrote the question for the summary, or if the client has shortened a history
-        with the same question before. options: the fields of the request without its messages, as JSON. entries: the
-        messages and the answer.
+        The request is known if this server wrote the question for the summary, or if the client used the same question
+        before. options: the request's fields without messages, as JSON. entries: the messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)

@@ -84,8 +84,7 @@ class _Taken:
     """The messages of a chat in this server's form.
 
     is_marked: whether a message has a cache breakpoint. not_shown: the parts that a line of text replaces, counted by
-    kind. left_out: the dropped parts, counted by kind. roles: the unknown roles that count as a user's, counted by role.
-    unconstrained: the tools whose free text should fit a grammar, which is not enforced.
+    kind. left_out: the dropped parts, counted by kind. unconstrained: the tools whose grammar is not enforced.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -117,10 +116,7 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint after a message. control: the breakpoint, which may have a time to live.
-
-        If a message has several times to live, the longest time counts.
-        """
+        """Note a breakpoint after a message. control: the breakpoint. The longest `ttl` of a message counts."""
         times = (control.get("ttl") if isinstance(control, dict) else None, self._ttl)
         self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), *map(seconds_of, times))
 

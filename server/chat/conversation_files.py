@@ -67,10 +67,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """The parts of a model that stored histories need. num_tokens: the size of the vocabulary.
-
-    tokenize: tokenises a text. It takes the scope and the text, and returns ids (int32).
-    """
+    """The parts of a model that stored histories need: the size of its vocabulary, and a tokeniser of a scope's text."""
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]

@@ -45,7 +45,7 @@ class Conversation:
     and after the store has dropped the conversation. records: the API objects of answers as JSON, by the answer's id.
     head: the id of the answer that a request continues if the request names only the conversation. If the head is
     deleted, its parent becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in
-    memory. forgotten: whether a client has deleted the conversation, so that unfinished answers are not stored.
+    memory. forgotten: whether a client has deleted the conversation.
     """
 
     scope: str

@@ -141,7 +141,7 @@ def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
 
 
 def _with_text(message: Message, part: int | None, text: str) -> Message:
-    """Return the message with a new text. part: the index of the part with the text, as from `_texts`."""
+    """Return the message with a new text in one of its parts."""
     content = message.get("content")
     if not isinstance(content, list) or part is None:
         return {**message, "content": text}

@@ -148,7 +148,7 @@ def with_definitions(
 ) -> tuple[list[Message], bool]:
     """Return messages whose system message defines the tools, and whether the system message was added.
 
-    This is for templates that do not show tools. written: the notation in which the model writes calls.
+    This is for templates that do not show tools. written: the notation of the model's calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -257,17 +257,17 @@ QUESTION = {"role": "user", "content": "?"}
 
 
 class Rendering:
-    """Renders chats with a model's template, and adds tools and calls that the template does not show.
+    """Renders chats with a model's template, and adds what the template cannot show.
 
-    written: the notation in which the model writes calls.
+    written: the notation of the model's calls.
     """
 
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """Make the renderer. variables: the template variables from the settings, which a request may change.
+        """Take the parts that all chats share. variables: the template variables from the settings.
 
-        retrieval_prompt: the instruction for chats that search for documents; empty: none.
+        retrieval_prompt: the instruction for chats that search for documents.
         """
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt

@@ -58,10 +58,7 @@ class ChangedText:
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that states the change. is_known: whether an earlier line already names the piece.
-
-        where: the place of the piece, in words.
-        """
+        """Return the line that states the change. is_known: whether an earlier line already names the piece."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -248,10 +245,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece whose present text the prompt does not state yet.
-
-    said: the changes that the prompt already states. The piece has changed since, or it has its first text again.
-    """
+    """Yield a line for each piece whose text is not in `said`, the stated changes, or that has its first text again."""
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start

@@ -307,7 +307,7 @@ def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
 
 
 class _HelpAll(argparse.Action):
-    """The action of --help-all: show all flags, including the ones that --help omits."""
+    """The action of --help-all: show all flags."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
         for action in parser._actions:
@@ -374,7 +374,7 @@ class _Store(argparse.Action):
 
 
 class _Foreign(argparse.Action):
-    """The action of a llama-server flag that is not a setting here: refuse the flag, or note that it has no effect."""
+    """The action of a `LlamaFlag`."""
 
     def __init__(self, *, foreign: LlamaFlag, dest: str, **options: object) -> None:
         super().__init__(dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)  # type: ignore[arg-type]

@@ -227,9 +227,9 @@ class Sleep:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Set the time without a step after which the model sleeps. The next request restores the usual time.
+        """Set the time without a step after which the model sleeps, if it ever sleeps.
 
-        This has no effect on a model that never sleeps.
+        The next request restores the usual time.
         """
         if self.can_sleep:
             self._inbox.put(lambda: self._set_seconds(seconds))
@@ -250,7 +250,7 @@ class Sleep:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the turn is ending because another model waits for the device."""
+        """Whether another model waits for the device."""
         return self._turn_end is not None
 
     @property

@@ -162,10 +162,7 @@ class Limit:
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
-        """Return by how many bytes the use of this device is too large; 0 or less: it fits.
-
-        others: the uses of all devices. Integrated GPUs that use this memory count, too. margin: as in `most`.
-        """
+        """Return by how many bytes the use of this device is too large; 0 or less: it fits. others: all devices' uses."""
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
@@ -183,8 +180,8 @@ class Limit:
 def limits(settings: Settings) -> dict[str, Limit]:
     """Return the limit of host memory and of each GPU that may have layers, by ggml's name of the device.
 
-    --device-memory limits the GPUs, or host memory if there is no GPU. An integrated GPU uses host memory, so its use
-    also counts as use of host memory.
+    --device-memory limits the GPUs, or host memory if there is no GPU. The use of an integrated GPU also counts as use of
+    host memory.
     """
     gpus = split_of(settings).devices()
     cap, others = settings.device_memory * MIB, beside(settings)

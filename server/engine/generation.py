@@ -355,17 +355,16 @@ class Generation:
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
 
     def is_turn_of(self, request: Generation) -> bool:
-        """Return whether this prompt was computed ahead for a request: its question starts with this prompt's question.
+        """Return whether this prompt was computed ahead for a request: for its question or the start of its question.
 
-        This prompt may have only the start of the question, if it was computed while a person was typing.
+        It has only the start if it was computed while a person was typing.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
         """Add the next token, which is already in the job, and return its event; None: there is nothing to send yet.
 
-        If the event is an End, the generation has ended. is_end: whether the token ends an answer. logprobs: the token's
-        logprobs; None: no sampler chose the token.
+        An End ends the generation. logprobs: the token's logprobs; None: no sampler chose the token.
         """
         self.num_pushed += 1
         if not self.first_token:
@@ -416,16 +415,13 @@ class Generation:
         return self.has_line and perf_counter() - self.first_token > self.patience
 
     def progress(self, now: float) -> PromptProgress:
-        """Return the progress of the prefill. now: the time, as of `perf_counter`."""
+        """Return the progress of the prefill."""
         job = self.job
         spent = (now - self.admitted) * 1000
         return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
-        """Return llama-server's `timings` of the answer so far. For the event loop, after the first token.
-
-        num_generated: the number of tokens that the client has received.
-        """
+        """Return llama-server's `timings` of the answer so far. For the event loop, after the first token."""
         return timings(
             num_cached=self.job.reuse.cached,
             num_computed=self.job.num_prompt - self.job.reuse.cached,

@@ -140,10 +140,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Start the clocks of the admitted requests, and show the prompts to their samplers. ids: the requests' ids.
-
-        The clock of a preempted request keeps running.
-        """
+        """Start the clocks of admitted requests. The clock of a preempted request keeps running."""
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -216,7 +213,7 @@ class Generations:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
-        """End a generation in the engine, and close its sampler. Do nothing if it has already ended."""
+        """End a generation in the engine, unless it has already ended."""
         if generation.done:
             return
         generation.done = True

@@ -170,10 +170,9 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 class CachedRun:
     """A run: the consecutive tokens of one node of the prefix tree, which are cached together.
 
-    id: the id of the prompt up to the run's end. parent: the id of the previous run of the prompt; None: there is none.
-    adapters: the LoRA adapters that computed the KV, as a text; empty: none. host, disk: whether host memory, or a tier
-    below it, also has the run. document: the key of a document that ends with the run. pinned: whether a client has
-    pinned the run. sequences: the ids of the running sequences that use the run.
+    id: the id of the prompt up to the run's end. parent: the id of the prompt's previous run; None: none. adapters: the
+    LoRA adapters that computed the KV, as a text; empty: none. disk: whether a tier below host memory also has the run.
+    document: the key of a document that ends with the run. sequences: the ids of the running sequences that use the run.
     """
 
     id: str = ""
@@ -266,8 +265,8 @@ def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
 class Prediction:
     """The layout and the reuse of a prompt, as if it were admitted now.
 
-    reused: the number of tokens that would be reused. on_device: how many of these tokens are on the device. reordered:
-    the gain of the documents' order; None: no document moves.
+    reused: the number of reused tokens. on_device: how many of these tokens are on the device. reordered: the gain of the
+    documents' order.
     """
 
     layout: Layout
@@ -416,7 +415,7 @@ class View:
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
-        """Return the layout and the reuse of a prompt, as if it were submitted now. The cache does not change."""
+        """Lay out a prompt as if it were submitted now. The cache does not change."""
         return await self._ask(lambda: Prediction.of(self._scheduler, prompt, scope))
 
     async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
@@ -449,9 +448,9 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Mark the KV that only this session uses, so that it is evicted before all other KV.
+        """Mark the KV that only this session's prompts (int32) use, so that it is evicted first.
 
-        branches: the scopes and tokens (int32) of the session's prompts. The future gets the number of marked tokens.
+        The future gets the number of marked tokens.
         """
         index, counters = self._scheduler.index, self._scheduler.counters
 
