@@ -75,35 +75,41 @@ def number(
 class Numbers:
     """The parameters that are numbers, named as in requests. They are fields of requests and settings of a server."""
 
-    temperature: float = number(0.8, "0 takes the most probable token", "--temp", "--temperature", least=0.0)
-    dynatemp_range: float = number(0.0, "how far the temperature follows the entropy")
-    dynatemp_exponent: float = number(1.0, "power of that entropy", "--dynatemp-exp")
+    temperature: float = number(0.8, "0: the most probable token", "--temp", "--temperature", least=0.0)
+    dynatemp_range: float = number(0.0, "how far the entropy moves the temperature")
+    dynatemp_exponent: float = number(1.0, "exponent of the entropy for `dynatemp_range`", "--dynatemp-exp")
     top_k: int = number(40, "the k most probable tokens; 0: all")
-    top_p: float = number(0.95, "the most probable tokens up to this sum; 1: all", least=0.0, most=1.0)
-    min_p: float = number(0.05, "tokens with this share of the highest probability; 0: all", least=0.0, most=1.0)
+    top_p: float = number(0.95, "the most probable tokens up to this total probability; 1: all", least=0.0, most=1.0)
+    min_p: float = number(0.05, "tokens with at least this share of the highest probability; 0: all", least=0.0, most=1.0)
     top_n_sigma: float = number(
         -1.0, "tokens within n standard deviations of the best logit; 0 or less: all", "--top-nsigma", "--top-n-sigma"
     )
-    typical_p: float = number(1.0, "the most typical tokens up to this sum; 1: all", "--typical", "--typical-p")
-    min_keep: int = number(0, "fewest tokens that `top_p`, `min_p`, `typical_p` and `xtc` keep", strict=True)
-    xtc_probability: float = number(0.0, "how often all tokens above the threshold but one are removed", least=0.0, most=1.0)
-    xtc_threshold: float = number(0.1, "that threshold; above 0.5: none", least=0.0, most=1.0)
-    repeat_last_n: int = number(64, f"tokens that penalties look back on; -1: {MAX_WINDOW}, the most", least=-1, strict=True)
-    repeat_penalty: float = number(1.0, "divisor of the logits of used tokens; 1: none", least=1e-30, most=1e30, strict=True)
-    presence_penalty: float = number(0.0, "taken from the logits of used tokens")
-    frequency_penalty: float = number(0.0, "likewise, for each use")
-    dry_multiplier: float = number(0.0, "penalty of a token that continues a repeated sequence; 0: none")
-    dry_base: float = number(1.75, "growth of that penalty with each token, at least 1")
-    dry_allowed_length: int = number(2, "tokens of a sequence that may be repeated", strict=True)
-    dry_penalty_last_n: int = number(
-        64, f"tokens that are searched for sequences; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    typical_p: float = number(
+        1.0, "the most typical tokens up to this total probability; 1: all", "--typical", "--typical-p"
     )
-    mirostat: int = number(0, "1 or 2 puts this Mirostat in place of all samplers", most=2)
-    mirostat_tau: float = number(5.0, "target entropy", "--mirostat-ent")
-    mirostat_eta: float = number(0.1, "learning rate", "--mirostat-lr")
+    min_keep: int = number(0, "fewest tokens that `top_p`, `min_p`, `typical_p` and `xtc` keep", strict=True)
+    xtc_probability: float = number(
+        0.0, "how often all tokens above `xtc_threshold` but the least probable are removed", least=0.0, most=1.0
+    )
+    xtc_threshold: float = number(0.1, "XTC's probability threshold; above 0.5: off", least=0.0, most=1.0)
+    repeat_last_n: int = number(
+        64, f"last tokens that penalties consider; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    )
+    repeat_penalty: float = number(1.0, "divisor of the logits of used tokens; 1: none", least=1e-30, most=1e30, strict=True)
+    presence_penalty: float = number(0.0, "subtracted from the logits of used tokens")
+    frequency_penalty: float = number(0.0, "subtracted from a token's logit for each use")
+    dry_multiplier: float = number(0.0, "penalty of a token that continues a repeated sequence; 0: none")
+    dry_base: float = number(1.75, "growth of the `dry_multiplier` penalty with each token, at least 1")
+    dry_allowed_length: int = number(2, "length up to which a sequence may be repeated", strict=True)
+    dry_penalty_last_n: int = number(
+        64, f"last tokens that are searched for repeated sequences; -1: {MAX_WINDOW}, the most", least=-1, strict=True
+    )
+    mirostat: int = number(0, "1 or 2: this Mirostat version replaces all samplers", most=2)
+    mirostat_tau: float = number(5.0, "Mirostat's target entropy", "--mirostat-ent")
+    mirostat_eta: float = number(0.1, "Mirostat's learning rate", "--mirostat-lr")
     adaptive_target: float = number(-1.0, "target probability of `adaptive_p`; below 0: none", most=1.0)
-    adaptive_decay: float = number(0.9, "share of the past that it keeps", least=0.0, most=0.99, strict=True)
-    seed: int = number(-1, "-1 is random", "-s", "--seed", least=-(1 << 63), most=1 << 63)
+    adaptive_decay: float = number(0.9, "share of its past that `adaptive_p` keeps", least=0.0, most=0.99, strict=True)
+    seed: int = number(-1, "-1: random", "-s", "--seed", least=-(1 << 63), most=1 << 63)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,23 +30,23 @@ class Counters:
 
     tree: PrefixTree
     steps: int = total("Steps of the engine, each a batch of tokens")
-    spans: int = total("Requests that steps computed, counted once in each step")
-    late_starts: int = total("Requests that started after the running prompts, although a slot was idle")
-    restarts: int = total("Times a request began again because a step failed before its first token", "restarted_requests")
+    spans: int = total("Requests computed in steps, each counted once per step")
+    late_starts: int = total("Requests that waited for the running prompts although a slot was idle")
+    restarts: int = total("Times a request started again because a step failed before its first token", "restarted_requests")
     prefilled_tokens: int = total("Prompt tokens computed for requests", "prompt_tokens")
     idle_tokens: int = total(
-        "Prompt tokens computed in idle time, ahead of a turn or for a client that disconnected", "idle_prompt_tokens"
+        "Prompt tokens computed in idle time, for a next turn or for a client that has disconnected", "idle_prompt_tokens"
     )
     generated_tokens: int = total("Tokens generated in answers")
-    forced_tokens: int = total("Generated tokens that a grammar determined: they were not sampled")
+    forced_tokens: int = total("Generated tokens that were not sampled, because a grammar determined them")
     drafts: int = total("Drafts of next tokens that a step checked")
-    drafted_tokens: int = total("Tokens of the drafts that a step checked")
-    accepted_tokens: int = total("Drafted tokens that were the sampler's choice")
+    drafted_tokens: int = total("Drafted tokens that a step checked")
+    accepted_tokens: int = total("Drafted tokens that the sampler chose")
     retired_tokens: int = total(
         "Tokens marked for early eviction because the only session or sub-agent using them has ended"
     )
     preemptions: int = total(
-        "Requests paused because cells ran out or a step failed; prompts computed ahead that made room for a request"
+        "Requests paused because cells ran out or a step failed, and background prompts paused for a request"
     )
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 

@@ -1,4 +1,4 @@
-"""The bodies of chats and texts: messages, tools, documents, grammars, retrieval."""
+"""The bodies of requests for chats and texts: messages, tools, documents, grammars, retrieval."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..http.api_errors import RequestError
 from .reasoning import AskedReasoning, Effort, ReasoningField, ThinkingField, read_reasoning
 from .sampling_fields import JsonValue, SamplingOptions, Window
 
-# ---- The LoRA adapters that a request asks for. -------------------------------------------------------------------------
+# ---- The LoRA adapters of a request. ------------------------------------------------------------------------------------
 
-MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # adapters of a request; the scale of an adapter
+MOST_ADAPTERS, MOST_SCALE = 64, 1e4  # most adapters of a request; largest scale of an adapter
 
 Scale = Annotated[float, Meta(ge=-MOST_SCALE, le=MOST_SCALE)]
 
 
 class AdapterScale(Struct, frozen=True):
-    """A LoRA adapter, given by its number, and the scale to use."""
+    """The number of a LoRA adapter, and its scale."""
 
     id: Annotated[int, Meta(ge=0)]
     scale: Scale
@@ -38,22 +38,22 @@ AdapterList = Annotated[list[AdapterScale], Meta(max_length=MOST_ADAPTERS)]
 class AdapterScales(Struct, frozen=True):
     """`POST /lora-adapters`: this object, or a bare list as in llama-server.
 
-    Adapters that are not listed get the scale 0.
+    Adapters that are not in the list get the scale 0.
     """
 
     adapters: AdapterList
 
 
-# ---- The fields of a request that say what its answer must be. ----------------------------------------------------------
+# ---- The fields of a request for the form of its answer. ----------------------------------------------------------------
 
 TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex": "regex"}
-"""The fields with a grammar as text, and the language of each."""
+"""The fields that contain a grammar as text, each with the grammar's language."""
 
 
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
-    """How tokens are sampled, and the grammar or schema that the answer must fit.
+    """The fields for sampling, and for the grammar or schema that the answer must fit.
 
-    At most one grammar or schema may be set. The names of the fields are OpenAI's and llama-server's.
+    At most one grammar or schema may be set. The fields have their names from OpenAI and llama-server.
     """
 
     response_format: dict[str, JsonValue] | None = None
@@ -68,7 +68,7 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return bool(self._given())
 
     def grammar_spec(self) -> GrammarSpec | None:
-        """Return the grammar that the answer must fit, if there is one. Raises RequestError.
+        """Return the grammar that the answer must fit; None: any answer fits. Raises RequestError.
 
         A large schema takes time to encode.
         """
@@ -91,9 +91,9 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
         return given if form.get("type") == "text" and not _has_schema(form) else ["response_format", *given]
 
     def _response_format(self, given: dict[str, JsonValue]) -> GrammarSpec:
-        """Return the grammar of a response_format.
+        """Return the grammar of a response_format. Raises RequestError.
 
-        Its schema is in it directly, or in its json_schema as in OpenAI's API.
+        The schema is in the field `schema`, or in `json_schema.schema` as in OpenAI's API.
         """
         field, kind = "response_format", given.get("type")
         if kind == "text":
@@ -123,7 +123,7 @@ def _schema_source(schema: JsonValue) -> GrammarSource:
     return GrammarSource("json_schema", msgspec.json.encode(schema).decode())
 
 
-# ---- The fields of a search in the server's documents. ------------------------------------------------------------------
+# ---- The fields of a search in documents. -------------------------------------------------------------------------------
 
 MAX_TOP_K = 100
 MAX_PATHS, MAX_PATH, MAX_ATTACHED = 100, 4096, 16
@@ -136,11 +136,11 @@ SearchBy = Literal["words", "vectors"]
 
 
 class Retrieval(Struct, frozen=True, kw_only=True):
-    """How documents are searched for a chat.
+    """The options of the search for a chat's documents.
 
-    query: replaces the last question. paths: the files and folders to search. by: search by words alone or by vectors
-    alone. documents: ids of attached files. folder: whether the folders are searched; None: only if `documents` is
-    empty.
+    query: the text to search for, instead of the last question. paths: the files and folders to search. by: search only
+    by words or only by vectors. documents: the ids of attached files. folder: whether to search the folders; None: only
+    if `documents` is empty.
     """
 
     top_k: TopK | None = None
@@ -157,13 +157,13 @@ class Retrieval(Struct, frozen=True, kw_only=True):
 
 
 HistoryKind = Literal["auto", "whole", "new"]
-MAX_MESSAGE = 4096  # characters of the text that is written when reasoning reaches its limit
+MAX_MESSAGE = 4096  # most characters of the text after reasoning that reached its limit
 Choices = Annotated[int, Meta(ge=1, le=128)]
-MAX_STOPS, MAX_STOP = 64, 1024  # stop strings, and characters of one: all are searched for at every token
+MAX_STOPS, MAX_STOP = 64, 1024  # most stop strings, and characters of each: each new token is searched for all of them
 
-MAX_OPERATIONS = 256  # `response_fields`: each is looked up in the body of each choice
+MAX_OPERATIONS = 256  # most entries of `response_fields`: each is looked up in the body of each choice
 OF_DOCUMENTS = ("document_order", "best", "best_price_ms", "dedup", "order_hint", "keep_first", "keep_last")
-LEAST_PING = 1.0  # seconds between two pings of a stream
+LEAST_PING = 1.0  # least seconds between two pings of a stream
 SessionId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
@@ -172,7 +172,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Options(GrammarOptions, Struct, frozen=True):
-    """The fields that chats and texts have in common: OpenAI's, then llama-server's, then our own."""
+    """The fields that chats and texts share: first OpenAI's, then llama-server's, then our own."""
 
     model: str | None = None
     stream: bool | None = None
@@ -212,14 +212,14 @@ class Options(GrammarOptions, Struct, frozen=True):
     draft: Draft | None = None
 
     def __post_init__(self) -> None:
-        """Accept llama-server's name for `n`, and opencode's name for `prompt_cache_key`."""
+        """Set `n` from llama-server's name for it, and `prompt_cache_key` from opencode's name."""
         if self.n is None and self.n_cmpl is not None:
             msgspec.structs.force_setattr(self, "n", self.n_cmpl)
         if self.prompt_cache_key is None and self.promptCacheKey is not None:
             msgspec.structs.force_setattr(self, "prompt_cache_key", self.promptCacheKey)
 
     def check(self) -> None:
-        """Check what the types of the options do not check. Raises RequestError."""
+        """Check the rules that the fields' types cannot express. Raises RequestError."""
         for name, known in (("document_order", ORDERS), ("best", BEST_PLACES)):
             if (given := getattr(self, name)) is not None and given not in known:
                 wrong = f"{name} is {reprlib.repr(given)}: expected one of {', '.join(known)}"
@@ -238,41 +238,41 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each known field that asks for something it does not get. Raises RequestError."""
+        """Yield a warning for each known field whose value the server does not honour. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
-        """Return a warning for each field that has no effect here. With --strict such a field is refused.
+        """Return a warning for each field that has no effect on this route. --strict refuses such fields.
 
         Raises RequestError.
         """
         return ()
 
     def of_documents(self) -> tuple[str, ...]:
-        """Return a warning for each given field about documents. This is for texts, which have no documents."""
+        """Return a warning for each field about documents that the request sets. For texts, which have no documents."""
         given = (name for name in OF_DOCUMENTS if getattr(self, name) not in (None, 0))
         return tuple(f"{name} is no field of this route; it has no effect" for name in given)
 
     @property
     def opts_in(self) -> bool:
-        """Whether the request asks for the cache by a field other than `cache_prompt`."""
+        """Whether a field other than `cache_prompt` turns the cache on."""
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:
-        """Return whether the request may read and fill the cache. default: applies if `cache_prompt` is not given."""
+        """Return whether the request may read and fill the cache. default: the value for a missing `cache_prompt`."""
         return default or self.opts_in if self.cache_prompt is None else self.cache_prompt
 
     @property
     def session(self) -> str:
-        """The client's name for a series of requests that continue each other; empty if the client gave none."""
+        """The client's name for a series of requests that continue each other; empty: it has no name."""
         return self.session_id or self.prompt_cache_key or ""
 
     def without_texts(self) -> Self:
-        """Return the options without the texts of the request, which may take much memory."""
+        """Return the request without its texts, which may take much memory."""
         return self
 
     def limit(self, default: int = -1) -> int:
-        """Return the most tokens to generate, or `default` if the request sets no limit. -1: no limit."""
+        """Return the most tokens to generate; -1: no limit. Raises RequestError. default: the result without a limit."""
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -287,10 +287,9 @@ class Options(GrammarOptions, Struct, frozen=True):
 
 
 class ConversationReference(Struct, frozen=True):
-    """A conversation, given by its id.
+    """A conversation's id.
 
-    history: whether `messages` are the whole history or only the new messages. With auto, the roles of the messages
-    decide.
+    history: whether `messages` are the whole history or only the new messages; auto: the roles of the messages decide.
     """
 
     id: str
@@ -298,9 +297,9 @@ class ConversationReference(Struct, frozen=True):
 
 
 class ChatFields(Options, frozen=True, kw_only=True):
-    """The fields of chats in every API: our own fields, and the fields about reasoning under the names of all APIs.
+    """The fields of chats in every API: our own fields, and each API's fields about reasoning.
 
-    volatile: what to do with instructions that change.
+    volatile: what to do with instructions that change between requests.
     """
 
     volatile: Volatile | None = None
@@ -324,7 +323,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def asked_reasoning(self) -> AskedReasoning:
-        """What the fields about reasoning ask for together. Raises RequestError."""
+        """The reasoning that all fields together ask for. Raises RequestError."""
         return read_reasoning(self)
 
     def unused(self) -> tuple[str, ...]:
@@ -332,12 +331,12 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the request names a session or a scope, which separates its instructions from other clients'."""
+        """Whether the request names a session or a scope, which separates its instructions from other clients' chats."""
         return bool(self.session or self.cache_scope)
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chats and Responses have in common."""
+    """The fields that OpenAI's chats and Responses share."""
 
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
@@ -350,10 +349,10 @@ class OpenAIFields(ChatFields, frozen=True, kw_only=True):
 class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`.
 
-    documents: the documents of the last user message; every user message may also have its own. documents_attention:
-    whether documents see each other. retrieval: whether and how the server's documents are searched for the last
-    question. conversation, previous_response_id: the history that the messages continue. store: whether to store the
-    answer, as in OpenAI's API. on_disconnect: whether a stream goes on after its client has disconnected.
+    documents: the documents of the last user message; each user message may also have its own documents.
+    documents_attention: whether documents attend to each other. retrieval: whether and how to search the server's
+    documents for the last question. conversation, previous_response_id: the history that the messages continue. store:
+    whether to store the answer, as in OpenAI's API. on_disconnect: whether a stream goes on if its client disconnects.
     """
 
     messages: list[dict[str, JsonValue]]
@@ -380,7 +379,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return self.on_disconnect == "finish"
 
     def check_outliving(self, stores: bool) -> None:
-        """Raise RequestError if the answer would go on without its client, but nobody could fetch it.
+        """Raise RequestError if the answer would go on without its client, but no client could fetch it later.
 
         stores: whether the answer will be stored.
         """
@@ -390,19 +389,19 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def retrieves(self) -> bool:
-        """Whether documents are searched for the chat."""
+        """Whether the chat searches for documents."""
         return self.retrieval not in (None, False)
 
     @property
     def shows_prefilled(self) -> bool:
         """Whether the answer starts with the text of the message that it continues.
 
-        The field `echo` decides; without it, the answer is as from llama-server.
+        The field `echo` decides. Without this field, the server does the same as llama-server.
         """
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 
     def for_next_turn(self) -> Self:
-        """Return the request without its messages and without the fields about them."""
+        """Return the request without its messages and the fields about these messages."""
         return msgspec.structs.replace(
             self, messages=[], documents=None, add_generation_prompt=None, continue_final_message=None
         )
@@ -413,7 +412,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return super().opts_in or continues or self.retrieves
 
     def prefill_only(self) -> Self:
-        """Return the request changed so that it caches the prompt and generates nothing."""
+        """Return the request, changed to cache the prompt and generate nothing."""
         return msgspec.structs.replace(
             self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )
@@ -425,8 +424,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 class WarmRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/cache/warm`.
 
-    pin: true pins the prompt, and false ends its pin. ttl: the seconds until the pin ends; None: it ends with the
-    server.
+    pin: true pins the prompt, and false ends its pin. ttl: the seconds until the pin ends; None: the pin lasts as long as
+    the server.
     """
 
     pin: bool | None = None
@@ -463,7 +462,7 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
 
 
 class TextRequest(CompletionRequest, frozen=True, kw_only=True):
-    """`POST /v1/completions`. echo: the answer starts with the prompt. suffix: the text that will follow the answer."""
+    """`POST /v1/completions`. echo: whether the answer starts with the prompt. suffix: the text after the answer."""
 
     echo: bool = False
     suffix: str | None = None
@@ -478,7 +477,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError for a scope that contains a NUL or is too long."""
+    """Raise RequestError if a scope contains a NUL or is too long."""
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
@@ -517,7 +516,7 @@ class InfillRequest(Options, frozen=True, kw_only=True):
         return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
 
     def without_texts(self) -> Self:
-        """Return the options without the texts of the request, which may take much memory."""
+        """Return the request without its texts, which may take much memory."""
         return msgspec.structs.replace(self, input_prefix="", input_suffix="", prompt="", input_extra=())
 
 
@@ -548,7 +547,7 @@ class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TextFormat(Struct, frozen=True):
-    """The form of an answer. name, description, strict, schema: for the type json_schema only."""
+    """The form of an answer. name, description, strict, schema: only for the type json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -572,7 +571,7 @@ class TextConfig(Struct, frozen=True):
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
-    """The chat that a response asks for. messages: only the new messages. instructions: they apply to this turn only."""
+    """The chat of a `POST /v1/responses`. messages: only the new messages. instructions: the instructions of this turn."""
 
     instructions: str | None = None
 

@@ -51,9 +51,9 @@ from .volatile import ChangedText
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
-    """Check the messages, and return the documents of each message that has a field `documents`. Raises RequestError.
+    """Check the messages, and return the documents of each message with a field `documents`, by the message's index.
 
-    auto: also return the documents of each tool message whose content is a list of documents.
+    Raises RequestError. auto: also return the documents of each tool message whose content is a list of documents.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -88,7 +88,7 @@ def _check(message: Message, where: str, is_last: bool) -> None:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Refuse calls whose arguments have more values than a body may have, since templates get the values decoded."""
+    """Refuse calls whose arguments have more values than a body may have, since templates get decoded values."""
     calls = [call for message in messages if isinstance(given := message.get("tool_calls"), list) for call in given]
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
     given = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -101,7 +101,7 @@ def _check_arguments(messages: Sequence[Message]) -> None:
 
 
 class Answers:
-    """How a model's answers are read, and the grammar that they must fit.
+    """The form of a model's answers: how to read them, and the grammar that they must fit.
 
     source: the text of the chat template. settings: the defaults of a request's options.
     """
@@ -114,12 +114,12 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. Raises RequestError. pieces: the prompt, which may open reasoning."""
+        """Return the form of a request's answers. Raises RequestError. pieces: the prompt; its end may open reasoning."""
         asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
             use.types(),
-            seed=secrets.token_hex(16),  # all readers of an answer make the same ids of calls
+            seed=secrets.token_hex(16),  # all readers of an answer give the same ids to calls
             thinks=(asked.format or self._settings.reasoning_format) != "none" or asked.is_shown is False,
             opened=_opening(pieces),
             controls=self.spelt,
@@ -160,10 +160,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning, if the prompt opens it and the answer must not have any.
+        """Return the pieces that close the reasoning, if the prompt opens it but the answer must not reason.
 
-        An answer must not have reasoning if its budget is 0 tokens, or if the client sent a grammar of its own, which the
-        reasoning would also have to fit.
+        An answer must not reason if its budget is 0 tokens, or if the client sent its own grammar, since the reasoning
+        would also have to fit this grammar.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -171,7 +171,7 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning; None: no limit, as with a client's own grammar.
+        """Return the limit of an answer's reasoning; None: no limit, for example with a client's own grammar.
 
         Raises RequestError.
         """
@@ -193,25 +193,25 @@ class Answers:
         )
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
-        """Return whether the client sent a grammar other than a schema. Then the whole answer must fit this grammar."""
+        """Return whether the client sent a grammar that is not a schema. Then the whole answer must fit this grammar."""
         given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
-        """Return the most tokens of reasoning (-1: no limit), and the text that is written when the limit is reached."""
+        """Return the most tokens of reasoning (-1: no limit), and the text after reasoning that reached the limit."""
         asked, message = request.asked_reasoning.most, request.reasoning_budget_message
         most = self._settings.reasoning_budget if asked is None else asked
         return most, self._settings.reasoning_budget_message if message is None else message
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the end of a prompt: the last piece of the template's own text, and all after it."""
+    """Return the end of a prompt, from the last piece of the template's own text on."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
 
-TEMPLATE_BYTES = 8 << 20  # bytes of the template's own texts between messages, with their tokens
-MAX_PROMPTS = 128  # prompts of one request
+TEMPLATE_BYTES = 8 << 20  # most bytes of the template's own texts between messages, with their tokens
+MAX_PROMPTS = 128  # most prompts of one request
 NO_BREAKPOINTS: Breakpoints = {}
 NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next message
 
@@ -219,9 +219,10 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 class PromptBuilder:
     """Builds prompts: renders messages, cuts out documents and tokenises.
 
-    Safe from several threads; callers run it in `threads`. settings: the defaults of a request's options. sessions:
-    knows the first instructions of each session. limit: the most tokens that a prompt and its answer may have together.
-    room: the most bytes of requests that may wait for a thread.
+    Safe from several threads. Callers run it in `threads`.
+
+    settings: the defaults of a request's options. sessions: the first instructions of each session. limit: the most
+    tokens of a prompt and its answer together. room: the most bytes of requests that wait for a thread.
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class PromptBuilder:
         self._model, self._answers, self._sessions, self._limit = model, answers, sessions, limit
         self._settings = settings
         self.texts, self.tokens = TextTokens(model), TokenCache(model.tokenize)
-        self._template_tokens = TokenCache(partial(model.tokenize, special=True), TEMPLATE_BYTES)  # the same in each turn
+        self._template_tokens = TokenCache(partial(model.tokenize, special=True), TEMPLATE_BYTES)  # repeated in each turn
         self._first_tokens = TokenCache(partial(model.tokenize, special=True, begin=True), TEMPLATE_BYTES)
         self._infill = self._make_infill(settings.spm_infill)
         self._forms = Answers(template.source, model, settings)
@@ -262,7 +263,7 @@ class PromptBuilder:
         return tuple(self.text(item, where) for where, item in given)
 
     def spelt(self, prompt: ChatPrompt) -> str:
-        """Return the text of a prompt without documents. The text includes the control tokens."""
+        """Return the text of a prompt without its documents, but with its control tokens."""
         tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
         return self._model.detokenize(tokens, special=True)
 
@@ -289,12 +290,12 @@ class PromptBuilder:
         return Infill(special, tokenizer, self.texts, limit=self._limit, suffix_first=suffix_first)
 
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
-        """Build a prompt from a text, token ids, or a list of both. Control tokens in texts count as such.
+        """Build a prompt from a text, token ids, or a list of both. Raises RequestError.
 
-        Raises RequestError.
+        Texts may contain control tokens.
         """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
-        if len(tokens) >= self._limit:  # checked here, so that no prompt is tokenised after one that is too long
+        if len(tokens) >= self._limit:  # check here, so that no further prompt is tokenised after a prompt that is too long
             raise too_long(len(tokens), self._limit)
         return ChatPrompt([Fixed(tokens, "the prompt")])
 
@@ -307,8 +308,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build the prompt of a chat. Raises RequestError.
 
-        ref: the point of a conversation that the chat continues. open_turn: the last message is a user's, and more of
-        its documents will follow. So the prompt ends with the documents that are known.
+        ref: the point of a conversation that the chat continues. open_turn: whether more documents of the last message,
+        a user's, will follow; the prompt then ends with the known documents. breakpoints: with the request's indexes.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -341,9 +342,9 @@ class PromptBuilder:
         return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
-        """Build the part of the next turn's prompt that is already known: all up to the user's message after `entries`.
+        """Build the known prefix of the next turn's prompt: everything before the user's message after `entries`.
 
-        None: this part cannot be built, or the template does not show where this message begins.
+        Return None if the prefix cannot be built, or if the template does not show where the user's message begins.
         """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
@@ -365,8 +366,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build a chat from its whole history.
 
-        Raises RequestError and TemplateError, and _LeftOut if the template drops documents. breakpoints: by the index
-        of a message in the history.
+        Raises RequestError, TemplateError, and _LeftOut if the template drops documents. breakpoints: with the history's
+        indexes.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -404,7 +405,7 @@ class PromptBuilder:
                         length.add(parts[-1].num_tokens)
                         shown = replace(shown, piece=replace(piece, text=after))
                     else:
-                        documents = None  # they stand in another part of the message
+                        documents = None  # the documents stand in another part of the message
                 if documents:
                     parts.append(sets.pop(piece.message))
                 if piece.message == end and piece.message not in sets:
@@ -430,9 +431,9 @@ class PromptBuilder:
     def _settled(
         self, messages: Sequence[Message], request: ChatRequest
     ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
-        """Return the messages and the changes of their instructions.
+        """Return the messages, and the changes of their instructions.
 
-        If the request wants that, the messages have the session's first instructions.
+        With `volatile: move`, the returned messages have the session's first instructions.
         """
         moves = (request.volatile or self._settings.volatile) == "move"
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
@@ -446,7 +447,7 @@ class PromptBuilder:
         return (request.documents_attention or self._settings.documents_attention) == "separate"
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
-        """Make the prompt. If it is too long, leave out the lines that name the retrieval order."""
+        """Make the prompt. If it is too long, omit the lines that state the retrieval order."""
         if self.separates(request):
             return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
@@ -461,7 +462,7 @@ class PromptBuilder:
         return Fixed(kept(scope, piece.text, tokenise), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
-        """Replace known answers that have reasoning or calls by their sampled ids."""
+        """Replace known answers with reasoning or calls by the ids that the model sampled."""
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
             if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:
@@ -471,9 +472,9 @@ class PromptBuilder:
     def _content(
         self, shown: Shown, *, message: Message, sampled: np.ndarray | None, scope: str, length: PromptLength
     ) -> Fixed:
-        """Return the tokens of a message: the sampled ids if the model wrote it.
+        """Return the tokens of a message: the sampled ids if the model wrote the message, otherwise the tokenised text.
 
-        In other messages control tokens are only text.
+        Control tokens in tokenised messages are only text.
         """
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
@@ -482,7 +483,7 @@ class PromptBuilder:
         return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
 
     def _known_tokens(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> np.ndarray | None:
-        """Return the sampled ids of a message that the model wrote; None: the message has to be tokenised."""
+        """Return the sampled ids of a message that the model wrote; None: the message must be tokenised."""
         piece = shown.piece
         if shown.tokens is not None or message["role"] != "assistant":
             return shown.tokens
@@ -491,13 +492,13 @@ class PromptBuilder:
         return sampled if is_whole else self._answers.recall(scope, piece.text)
 
     def length(self, scope: str, document: Document) -> int:
-        """Return how many tokens a document has in a prompt."""
+        """Return the number of a document's tokens in a prompt."""
         return len(self.tokens(scope, document_text(document)))
 
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
-        """Return the documents of each message.
+        """Return the set of documents of each message, by the message's index.
 
-        Kept messages have them as before; for new messages the sets are made here.
+        Kept messages keep their sets. This method makes the sets of new messages.
         """
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         shown_before: set[str] | None = None
@@ -521,11 +522,11 @@ class PromptBuilder:
         *,
         pasted: PastedList | None,
     ) -> DocumentSet:
-        """Tokenise documents and make a set of them.
+        """Tokenise documents, and make a set of them.
 
-        shown_before: keys of documents that earlier turns show; they are not shown again (RAGBoost, 6). None: show all
-        documents. pasted: the list in the message's text. If this list does not name its documents, no line can refer
-        to them.
+        shown_before: the keys of documents in earlier turns, which are not shown again (RAGBoost, 6); the new keys are
+        added. None: show all documents. pasted: the list in the message's text. If this list does not name its documents,
+        no line can refer to them.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -540,7 +541,7 @@ class PromptBuilder:
         for text in texts:
             tokens.append(self.tokens(options.cache_scope, text, length.tokenise))
             length.add(len(tokens[-1]))
-        is_here = documents[:1] == given[:1]  # otherwise an earlier turn shows the best document, which stays there
+        is_here = documents[:1] == given[:1]  # otherwise the best document stays in an earlier turn
         price = self._settings.best_price_ms if options.best_price_ms is None else options.best_price_ms
         return DocumentSet(
             documents,
@@ -560,7 +561,7 @@ class PromptBuilder:
 
 
 def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
-    """Return the entries of all messages: the kept ones, and for new messages entries with their documents."""
+    """Return the entries of all messages: the kept entries, then new entries for the new messages."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
     kept = [
@@ -571,9 +572,9 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 
 
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
-    """Cut the list of documents out of a response's instructions, and return a report about it.
+    """Cut the list of documents out of a response's instructions, and return a report on the list.
 
-    Instructions are no message of the request, so `cut` has not seen them yet.
+    `cut` has not seen these instructions yet, because they are not a message of the request.
     """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()
@@ -602,9 +603,10 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
 
 
 def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
-    """Return the chat with the numbers that its client reads instead of ids.
+    """Return the chat with citations: the numbers that its client reads instead of ids.
 
-    trails: one before each message and one after the last; empty if answers do not get their ids back later.
+    trails: the trails before each message and after the last message, as from `CitedAnswers.restore`; empty: the ids of
+    the answer are not restored later.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
@@ -614,12 +616,12 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the first piece is the template's own. Such a piece contains BOS, or BOS is added to it."""
+    """Return whether the first piece is the template's own. Such a piece contains BOS, or tokenising it adds BOS."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
 def _mark(parts: list[Fixed | DocumentSet], ends: Mapping[int, int], breakpoints: Breakpoints) -> None:
-    """Store the breakpoint of each message in its last part. ends: the index of the last part, by message."""
+    """Store the breakpoint of each message in the message's last part. ends: the index of the last part, by message."""
     for message, pin in breakpoints.items():
         if message in ends and isinstance(part := parts[ends[message]], Fixed):
             parts[ends[message]] = replace(part, pin=pin)

@@ -1,9 +1,9 @@
-"""Files about chats, in a folder of one server. A thread writes each file whole or not at all, with a checksum.
+"""Files about chats, in a folder of one server. A thread writes each file as a whole, with a checksum.
 
     magic | digest | content
 
-Files are not synced to the disk, so a machine that fails may lose the newest files. A torn file is noticed when it is
-read.
+Files are not synced to the disk, so a machine that fails may lose the newest files. The checksum reveals an incomplete
+file when it is read.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ DIGEST = 16  # bytes
 logger = logging.getLogger("slotcache.conversations")
 
 Make = Callable[[], Iterable[bytes]]
-"""Returns the parts of a file."""
+"""Returns the content of a file, in parts."""
 
 
 class DamagedFile(ValueError):
-    """The content of a file differs from what was written."""
+    """A file is not as the server wrote it."""
 
 
 def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
-    """Return the parts of a file that has this content."""
+    """Return the parts of a file with this content."""
     return [magic, _digest(content), content]
 
 
@@ -55,8 +55,8 @@ def _digest(content: bytes | memoryview) -> bytes:
 class ChatFiles:
     """The files of a folder, and the thread that writes them.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if another server has it. A new change of a
-    file replaces a change of the same file that still waits. So there are never more waiting changes than files.
+    Raises FolderError if the folder cannot be used, and BlockingIOError if another server uses it. A new change of a file
+    replaces a waiting change of the same file, so there are never more waiting changes than files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,21 +68,21 @@ class ChatFiles:
         try:
             remove_stale(self.folder)
             self._thread.start()
-        except BaseException:  # such as no thread from the system: the next try must not find the folder locked
+        except BaseException:  # for example, no thread can start: the next try must not find the folder locked
             if self._lock >= 0:
                 os.close(self._lock)
             raise
 
     def write(self, name: str, make: Make) -> None:
-        """Queue a file to be written. Any thread may call it. make: returns the content; called by the writing thread."""
+        """Queue a file to be written. Any thread may call this. make: returns the content, in the writing thread."""
         self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Queue files to be deleted. Any thread may call it."""
+        """Queue files to be deleted. Any thread may call this."""
         self.change(dict.fromkeys(names))
 
     def change(self, makes: Mapping[str, Make | None]) -> None:
-        """Queue files to be written; a file whose value is None is deleted. Any thread may call it."""
+        """Queue changes of files. Any thread may call this. makes: by the file's name; None: delete the file."""
         with self._changed:
             self._waiting |= makes
             self._changed.notify_all()
@@ -95,11 +95,11 @@ class ChatFiles:
     def load(
         self, suffix: str, max_bytes: int, decode: Callable[[bytes], T], name: Callable[[T], str]
     ) -> list[tuple[T, float]]:
-        """Return the content of the files whose names end with `suffix`, each with the time when it was written.
+        """Return the contents of the files whose names end with `suffix`, each with the time when it was written.
 
-        max_bytes: the newest files are loaded up to this total size, and older files are deleted. decode: decodes the
-        bytes of a file; raises DamagedFile. name: returns the file name that belongs to a content. Damaged files, and
-        copies with another name, are deleted too, with one warning for all of them.
+        max_bytes: the most bytes to load. The newest files are loaded, and older files are deleted. decode: decodes the
+        bytes of a file; raises DamagedFile. name: returns the file name for a content. Damaged files and files with
+        another name are also deleted. One warning is logged for all files that are not used.
         """
         found: list[tuple[T, float]] = []
         refused: list[str] = []
@@ -119,9 +119,9 @@ class ChatFiles:
         return found
 
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
-        """Return the newest files whose names end with `suffix`, up to `max_bytes` in all, each with its time.
+        """Return the newest files whose names end with `suffix`, up to `max_bytes` in total, each with its time.
 
-        Older files are deleted. A file that alone is larger is also deleted, since the server never writes such a file.
+        Older files are deleted. A single file above `max_bytes` is also deleted, since the server writes no such file.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
@@ -140,7 +140,7 @@ class ChatFiles:
         return found
 
     def close(self, seconds: float = 10.0) -> None:
-        """Carry out the changes that wait, for `seconds` at most."""
+        """Carry out the waiting changes, for at most `seconds`."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

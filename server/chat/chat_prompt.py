@@ -1,4 +1,4 @@
-"""A prompt in parts: fixed texts, and sets of documents whose order depends on what is cached."""
+"""A prompt in parts: fixed texts, and sets of documents whose order depends on the cache."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ...slots.scope import Scope
 from ...slots.separate import MovedDocument, SeparateLayout
 
 Tokenize = Callable[[str], np.ndarray]
-PLACE = "\ufdd0"  # marks the place of documents in a message's text: no character of Unicode
+PLACE = "\ufdd0"  # marks the place of documents in a message's text; not a Unicode character
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fixed:
     """Tokens (int32) in a fixed place of a prompt.
 
-    label: where they come from, in words. ends: whether a node of the prefix tree ends after them. repeated: the names
-    of earlier texts that the prompt refers to, instead of showing them again. pin: the seconds for which a breakpoint
-    after these tokens pins the prompt up to here; 0: the breakpoint pins nothing; None: there is no breakpoint.
-    is_question: the text is a user's.
+    label: a description of the tokens' origin. ends: whether a node of the prefix tree ends after the tokens. repeated:
+    the names of earlier texts that the prompt refers to instead of repeating them. pin: the seconds for which a
+    breakpoint after the tokens pins the prompt up to here; 0: the breakpoint pins nothing; None: there is no breakpoint.
+    is_question: whether a user wrote the text.
     """
 
     tokens: np.ndarray
@@ -50,15 +50,15 @@ class Fixed:
 class DocumentSet:
     """The documents of one turn, in retrieval order. A rank is a place in this order.
 
-    tokens: the tokens of each document. hint: tokenises a line that names the order; None: there are no such lines.
-    repeated: the ids of documents that this turn omits because an earlier turn shows them. location: the tokens that
-    refer to them. ranking: the ids of all documents in retrieval order, with the repeated ones; empty if none is
-    repeated. order: the ranks in the order of an earlier prompt, which stays; None: the order is not chosen yet.
-    in_text: the documents stand at PLACE in the message's text, and not before the text. number_of: pairs of a
-    document's id and the number that the client's program gave it, for all documents, with the repeated ones.
+    tokens: the tokens of each document. hint: tokenises a line that states the retrieval order; None: there is no such
+    line. repeated: the ids of documents that this turn omits because an earlier turn shows them. location: the tokens
+    that refer to the repeated documents. ranking: the ids of all documents in retrieval order, including repeated
+    documents; empty if no document is repeated. order: the ranks in the prompt's order, which stays in later turns; None:
+    the order is not chosen yet. in_text: whether the documents stand at PLACE in the message's text, instead of before
+    the text. number_of: pairs of a document's id and its number in the client's program, including repeated documents.
 
-    best: the place of the most relevant document. best_price_ms: this document may stand elsewhere if that saves more
-    than this time; with `free`, its place is otherwise the first. 0: `best` alone decides.
+    best: the place of the most relevant document. best_price_ms: the document may stand elsewhere if that saves more
+    milliseconds than this; otherwise `free` means the first place. 0: `best` alone decides.
     """
 
     documents: tuple[Document, ...]
@@ -69,13 +69,13 @@ class DocumentSet:
     ranking: tuple[str, ...] = ()
     location: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     order: tuple[int, ...] | None = None
-    keep_first: int = 0  # documents that keep their rank, at either end
+    keep_first: int = 0  # the number of first documents, and of last documents, that keep their rank
     keep_last: int = 0
     in_text: bool = False
     number_of: tuple[tuple[str, str], ...] = ()
     best: str = "free"
     best_price_ms: float = 0.0
-    longest_hint: int = -1  # tokens; -1: count them
+    longest_hint: int = -1  # tokens of the longest line; -1: count them
     keys: tuple[str, ...] = field(init=False)  # the keys of the documents, in retrieval order
     key_set: frozenset[str] = field(init=False)
 
@@ -87,21 +87,21 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that the set can take. The number is exact once the order is chosen."""
+        """The most tokens of the set. The number is exact once the order is chosen."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """Return the tokens (int32) that follow the documents in this order; empty if no document is moved or repeated."""
+        """Return the tokens (int32) after the documents in this order; empty if no document is moved or repeated."""
         _, hint = self.hint_of(order)
         return np.concatenate([self.location, hint]) if len(hint) else self.location
 
     def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
-        """Return the line that names the retrieval order, and the line's tokens.
+        """Return the line that states the retrieval order, and the line's tokens; both are empty if no document is moved.
 
-        Both are empty if no document is moved. The line also ranks repeated documents, since the most relevant document may
-        be one of them. A line with more tokens than `longest_hint` is dropped, because the prompt has no room for it. This
-        can happen with an unusual vocabulary, where a line that names fewer documents may have more tokens.
+        The line also ranks repeated documents, since the most relevant document may be one of them. A line with more
+        tokens than `longest_hint` is dropped, because the prompt has no room for it. This can happen with an unusual
+        vocabulary, where a line with fewer documents may have more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -117,18 +117,18 @@ class DocumentSet:
             yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
-        """Return the set without the line that names its order. A set whose order is chosen stays unchanged."""
+        """Return the set without the line that states the retrieval order. A set with a chosen order stays unchanged."""
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the line that names the reversed order. This line names the most documents."""
+        """Count the tokens of the line for documents in reversed order. This line names the most documents."""
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
             return 0
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
     def _ranked(self, order: Sequence[int]) -> str:
-        """Return the line that names the retrieval order, for documents that stand in this order."""
+        """Return the line that states the retrieval order. order: the order in which the documents stand."""
         ids = [document.id for document in self.documents]
         return rank_hint([ids[at] for at in order], self.ranking or ids)
 
@@ -138,9 +138,10 @@ Part = Fixed | DocumentSet
 
 # ---- The cached part of a prompt whose sets of documents have no order yet. ---------------------------------------------
 #
-# The order of one set decides how much of the rest of the prompt is cached, the next sets included. So there are two
-# searches: forwards for the nodes that each set may follow, then backwards for the tokens that are cached after each node.
-# Both take time in proportion to the prompt and to the cached paths of its documents, for any number of sets.
+# The order of one set decides how much of the rest of the prompt is cached, including the next sets. So there are two
+# searches. The first goes forwards and finds the nodes that each set may follow. The second goes backwards and counts the
+# cached tokens after each node. For any number of sets, both take time in proportion to the prompt and to the cached paths
+# of its documents.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,8 +149,8 @@ class CachedPlace:
     """A path of cached documents of a set, in the prefix tree.
 
     node, rank: the end of the path, and the rank of its last document. before: the path without the last document; None:
-    this path has no document. gap: how many tokens at the end of the path are reused only if more is cached after them; 0: a
-    prompt may continue here.
+    this path has no document. gap: the number of tokens at the end of the path that are reused only if further tokens are
+    cached after them; 0: a prompt may continue here.
     """
 
     node: Run
@@ -168,7 +169,7 @@ class CachedPlace:
 
 
 class CachedPrompt:
-    """What the prefix tree has of one prompt's parts. Valid only while the tree does not change."""
+    """The cached parts of one prompt in the prefix tree. Valid only while the tree does not change."""
 
     def __init__(self, tree: PrefixIndex, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
@@ -180,10 +181,10 @@ class CachedPrompt:
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text after it
 
     def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
-        """Return the best order, as ranks, for the set at `index` if it follows `node`.
+        """Return the best order, as ranks, for the set at `index` after `node`.
 
-        node: None if the prompt is not cached up to the set. waiting: for each request that would share the order, the
-        keys of its documents.
+        node: the node before the set; None: the prompt is not cached up to the set. waiting: the keys of the documents of
+        each waiting request that would share the order.
         """
         part = self._set(index)
         if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
@@ -194,7 +195,10 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens after a set's last document, from the set's hint on, and add the gap of `place`."""
+        """Count the reusable tokens after a set's last document, from the set's hint on. Add the gap of `place`.
+
+        If no token after the document is reusable, return 0.
+        """
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
         if node is not None and worth:
@@ -204,8 +208,8 @@ class CachedPrompt:
     def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
         """Return the node before the next set, and the number of reusable tokens between the two sets.
 
-        node: the end of the last document of the set at `index`. The counted tokens are the set's hint and the text
-        after it. The returned node is None if the tree does not have all of these tokens.
+        These tokens are the hint of the set at `index` and the text after it. If the tree does not have all of them, the
+        returned node is None. node: the end of the set's last document.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -229,7 +233,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose the order of a set after `origin`. The orders of all later sets are chosen already."""
+        """Choose the order of a set after `origin`. The orders of all later sets are already chosen."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -260,17 +264,17 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
-        """Return whether the better reuse saves more than `price_ms`.
+        """Return whether moving the best document saves more than `price_ms`.
 
-        in_place: how many tokens after the node are reused if the best document keeps its place. free: how many if it
-        may move.
+        in_place, free: the numbers of tokens after the node that are reused if the best document keeps its place, and if
+        it may move.
         """
         if node is None or free <= in_place:
             return False
         return 1000 * self.tree.seconds(node.end + round(in_place), round(free - in_place)) > price_ms
 
     def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
-        """Yield every cached path after `origin` that has the whole set at `index`."""
+        """Yield each cached path after `origin` that contains the whole set at `index`."""
         part = self._set(index)
         cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
         stack = [(CachedPlace(origin), 0)]
@@ -297,7 +301,7 @@ class CachedPrompt:
 class CachedDocuments:
     """The cached documents of one set after a node, as an `ordering.Index` whose positions are `CachedPlace`s.
 
-    A document that a running request will compute counts as cached, since the later request waits for it and shares it.
+    A document that a running request will compute counts as cached, since the later request waits and shares its KV.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
@@ -326,8 +330,8 @@ class CachedDocuments:
 
 # ---- A prompt as parts, and its layout with ordered documents. ----------------------------------------------------------
 #
-# The order is chosen at admission, over the whole conversation, by the prefix tree at that time. Documents of an earlier
-# turn keep their order, because the rest of the conversation is cached after that order only.
+# The order is chosen at admission, for the whole conversation and by the prefix tree at that time. Documents of an earlier
+# turn keep their order, because the rest of the conversation is cached only after that order.
 
 
 class ChatPrompt:
@@ -343,7 +347,7 @@ class ChatPrompt:
         self.prefix = np.concatenate([NO_TOKENS, *runs])
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Choose the order of each set of documents, by the tree and the waiting prompts, and join all parts."""
+        """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
         before: list[np.ndarray] = []  # tokens before the first set
@@ -372,16 +376,16 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse if its unordered documents stood in retrieval order."""
+        """Count the tokens that the prompt would reuse if documents without a fixed order stood in retrieval order."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
         return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Return the keys of the documents at part `index` of each waiting prompt that is equal up to this part.
+        """Return the document keys at part `index` of each waiting prompt that is equal up to this part.
 
-        This works only for the first set without an order, since its order decides the tokens before all later sets.
+        This is possible only for the first set without an order, since its order decides the tokens before later sets.
         """
         if index != self._first_free:
             return []
@@ -390,10 +394,9 @@ class ChatPrompt:
 
 
 class SeparatePrompt(ChatPrompt):
-    """A prompt whose documents are read separately, each as if it directly followed the text before the first document.
+    """A prompt whose documents are read separately: each as if it directly followed the text before the first document.
 
-    The documents stay in retrieval order, or in the order of an earlier turn, since reuse does not depend on their
-    order.
+    The documents stay in retrieval order or in the order of an earlier turn, because the order does not affect reuse.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -423,19 +426,19 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return the set in retrieval order. A set that has an order stays unchanged."""
+    """Return the set in retrieval order. A set with a chosen order stays unchanged."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node that ends exactly after these runs of tokens, which follow `node`; None if there is none."""
+    """Return the node that ends exactly after these tokens, which follow `node`; None: there is no such node."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part. Documents without an order are in retrieval order."""
+    """Yield the tokens of a part. Documents without a chosen order come in retrieval order."""
     if isinstance(part, Fixed):
         yield part.tokens
     else:
@@ -445,7 +448,7 @@ def _runs(part: Part) -> Iterator[np.ndarray]:
 
 
 class _LayoutBuilder:
-    """Joins parts and counts their positions."""
+    """Joins parts, and tracks their positions."""
 
     def __init__(self) -> None:
         self._tokens: list[np.ndarray] = []
@@ -461,7 +464,7 @@ class _LayoutBuilder:
         self.hint = ""
 
     def add_text(self, part: Fixed) -> None:
-        """Add a text in a fixed place; note its breakpoint, and whether it is the first question."""
+        """Add a text in a fixed place. Note its breakpoint, and the start of the first question."""
         if part.is_question and self._opening is None:
             self._opening = self._length
         if part.pin is not None:
@@ -513,7 +516,7 @@ class _LayoutBuilder:
         )
 
     def _end_in_text(self) -> None:
-        """Count the last token of the last document as text, since the last token of a prompt is always computed."""
+        """Treat the last token of the last document as text, since a prompt's last token is always computed."""
         last = self._moved.pop()
         self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
         if last.moves_from < last.stop - 1:

@@ -1,6 +1,6 @@
-"""Citations of pasted documents: the model writes ids, and the client reads the numbers of its program instead.
+"""Citations of pasted documents: the model writes ids, and the client reads its own numbers instead.
 
-When the client sends an answer back, its numbers become ids again.
+When the client sends an answer back, the numbers become ids again.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .tokens import answer_key
 from .tool_results import text_of
 from .volatile import INSTRUCTIONS
 
-# ---- From ids to numbers, as an answer comes. ---------------------------------------------------------------------------
+# ---- From ids to numbers, while an answer is generated. -----------------------------------------------------------------
 
 ID = re.compile(rf"(?<![0-9A-Za-z_])[0-9a-f]{{{ID_DIGITS}}}(?![0-9A-Za-z_])")
 WORD_AT_END = re.compile(r"[0-9A-Za-z_]+\Z")
-LEAST_PART = 4  # digits of an id that is cut: fewer may be a word or a number
+LEAST_PART = 4  # least digits of an incomplete id: fewer digits may be a word or a number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Citations:
     """The numbers that a client's program gave to documents, by the ids that the model sees.
 
-    trail: a digest of all messages so far, without instructions; empty if the answer's ids are not restored later. owed: the
-    last characters of a continued answer that the client did not get, because they are a part of an id.
+    trail: a digest of all messages so far, without instructions; empty: the answer's ids are not restored later. owed:
+    the last characters of a continued answer that the client has not received, because they are a part of an id.
     """
 
     number_of: Mapping[str, str]
@@ -49,10 +49,10 @@ class Citations:
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
-        """Return the citations of sets of documents, which are in the order of their turns.
+        """Return the citations of sets of documents. sets: in the order of their turns.
 
-        If a later set gives a number to another document, the earlier document loses the number. The client then reads
-        that document's id.
+        If a later set gives the number of an earlier document to another document, the client reads the earlier
+        document's id.
         """
         number_of: dict[str, str] = {}
         taken: set[str] = set()
@@ -65,16 +65,16 @@ class Citations:
     def owing(self, written: str, sent: str) -> Citations:
         """Return the citations for an answer that continues a message.
 
-        written: the message in the prompt, with ids. sent: the same message as the client sent it.
+        written: the message in the prompt, with ids. sent: the same message from the client, with numbers.
         """
         text = NumberedText(self)
         shown, part = text.push(written), text.pending
         return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
 
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
-        """Return a function that makes readers for the client.
+        """Return a function that makes readers of an answer with numbers in place of ids.
 
-        make: makes readers of what the model wrote. owed: characters that precede the answer's text.
+        make: makes readers of the model's text. owed: characters before the answer's text, as in `Citations`.
         """
         return lambda: _NumberedReader(make(), self, owed)
 
@@ -87,9 +87,9 @@ class Citations:
 
 
 class NumberedText:
-    """The text of an answer as it is generated, with numbers in place of ids.
+    """The text of an answer while it is generated, with numbers in place of ids.
 
-    pending: a piece that may be the start of an id, and so waits for the next piece.
+    pending: the text that waits for the next piece, because it may be the start of an id.
     """
 
     def __init__(self, citations: Citations, pending: str = "") -> None:
@@ -97,20 +97,20 @@ class NumberedText:
         self._before = ""  # the character before `pending`; an underscore if it belongs to a word
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that is certain now."""
+        """Add text, and return the text that cannot change any more."""
         text = self._before + self.pending + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
         self.pending = word[0] if word and word[0] in self._citations.prefixes else ""
         return self._shown(text[: len(text) - len(self.pending)])
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return the text that was kept back. A part of an id is dropped if the answer was cut in it."""
+        """Return the pending text. is_cut: whether the answer was cut; then an incomplete id at its end is dropped."""
         is_part = is_cut and len(self.pending) < ID_DIGITS and (len(self.pending) >= LEAST_PART or self._before == "[")
         text, self.pending = self._before + ("" if is_part else self.pending), ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
-        """Return a text with numbers in place of ids. text: starts with the character before the new text."""
+        """Return new text with numbers in place of ids. text: the character before the new text, then the new text."""
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
@@ -121,7 +121,7 @@ class _NumberedReader:
     def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
         self._text = NumberedText(citations, owed)
-        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment that the newest text came from
+        self._last: Fragment | None = ContentText(owed) if owed else None  # the fragment of the newest text
 
     def push(self, text: str) -> list[Fragment]:
         return self._numbered(self._reader.push(text))
@@ -154,7 +154,7 @@ def _is_same_text(one: Fragment, other: Fragment) -> bool:
 
 # ---- From numbers to ids, when an answer comes back. --------------------------------------------------------------------
 
-OVERHEAD = 200  # bytes of an answer without its text, about
+OVERHEAD = 200  # approximate bytes of an answer without its text
 AMBIGUOUS = b""
 
 
@@ -168,13 +168,12 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers with the ids that the model wrote.
+    """Answers with the ids that the model wrote. Safe from several threads.
 
-    They are found by the chat before them and the text that the client read. Safe from several threads. A number alone
-    does not identify a document, so an answer is found only as a whole and after the same questions and answers.
-    Instructions do not count, because they contain lists of documents that come and go. If the client read the same
-    text for two answers with different ids, the numbers stay. max_bytes: the most bytes of all answers; the least
-    recently used answers are dropped first.
+    An answer is found by the chat before it and the text that the client read. A number alone does not identify a
+    document, so only a whole answer after the same questions and answers is found. Instructions do not count, because
+    their lists of documents come and go. If the client read the same text for two answers with different ids, the
+    numbers stay. max_bytes: the most bytes of all answers; the least recently used answer is dropped first.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -201,9 +200,9 @@ class CitedAnswers:
                 self.num_bytes -= OVERHEAD + len(evicted)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
-        """Return the messages with the answers as the model wrote them, and the trails.
+        """Return the messages, with answers as the model wrote them, and the trails.
 
-        There is a trail before each message, and one at the end.
+        The trails are the digests before each message, and the digest after the last message.
         """
         hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
         restored: list[Message] = []
@@ -240,9 +239,9 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that came back, with the texts as the model wrote them.
+    """Return a message that came back, with the texts that the model wrote.
 
-    Reasoning that the client dropped stays out.
+    Reasoning that the client dropped is not restored.
     """
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):

@@ -1,8 +1,8 @@
-"""Histories that clients shorten: learn how a client does it, and predict its next request.
+"""Histories that clients shorten: learn how a client shortens its history, and predict its next request.
 
-A client asks for a summary of all messages. Then it starts a new history with the summary between words of its own. The
-server learns these words when the summary comes back for the first time. When the client asks the same question for a
-summary again, the server knows the start of the new history before the client sends it.
+A client asks for a summary of all messages. Then it starts a new history with the summary between its own words. The
+server learns these words when the summary comes back for the first time. When the client later asks for a summary with
+the same question, the server knows the start of the new history before the client sends it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .decode import decode
 from .history import INSTRUCTIONS, HistoryMessage
 from .shortened_history import Kept, follows
 
-SHORTEST_SUMMARY = 200  # characters of a summary: shorter answers are quoted by chance
-FEW_ANSWERS = 4  # answers remembered of a session
-HASH = 100  # bytes of a message's hash in a set, about
-LONGEST_SUMMARY = 64 << 10  # bytes of an answer that is remembered; the start of a history may have four times as many
-INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the part with which some clients go on
+SHORTEST_SUMMARY = 200  # least characters of a summary: shorter answers may be quoted by chance
+FEW_ANSWERS = 4  # most remembered answers of a session
+HASH = 100  # approximate bytes of a message's hash in a set
+LONGEST_SUMMARY = 64 << 10  # most bytes of a remembered answer; the start of a history may have four times as many
+INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the only part of the answer that some clients keep
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """An answer that may come back as a summary.
 
-    question: the message that was answered, as JSON. texts: the text of the answer, and its part inside a tag, if there
-    is one.
+    question: the message before the answer, as JSON. texts: the text of the answer and, if it has a tag `summary`, the
+    text inside the tag.
     """
 
     question: bytes
@@ -42,9 +42,9 @@ class Summary:
 class Shortened:
     """A history that started with an earlier answer as its summary.
 
-    question: the message that the answer had answered. options: the fields of the request. first: the messages before
-    the one with the summary. before, after: the text of this message before and after the summary. All these are JSON.
-    place: which of `Summary.texts` was used.
+    question: the message that asked for the summary. options: the fields of the request. first: the messages before the
+    message with the summary. before, after: the parts of that message before and after the summary. These fields are
+    JSON. place: the index of the text in `Summary.texts` that the client used.
     """
 
     question: bytes
@@ -55,7 +55,7 @@ class Shortened:
     place: int
 
     def chat(self, text: str) -> ChatRequest:
-        """Return the request that would start the same way with another summary. text: the summary."""
+        """Return the request that would start in the same way with another summary. text: the other summary."""
         messages = map(msgspec.json.decode, (*self.first, self.before + _escaped(text) + self.after))
         return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
 
@@ -74,17 +74,17 @@ class Compaction:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of memory the object takes."""
+        """The approximate size in memory."""
         texts = [text for one in self.answers for text in (one.question, *one.texts)]
         if (found := self.shortened) is not None:
             texts += [found.question, found.options, *found.first, found.before, found.after]
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Note an answered chat.
+        """Learn from an answered chat. If the answer is a summary, return the client's likely next request.
 
-        Return the likely next request, if this server asked for the summary, or the client has shortened a history like
-        this before. options: the fields of the request without its messages, as JSON. entries: the messages and the answer.
+        The request is known if this server wrote the question for the summary, or if the client used the same question
+        before. options: the request's fields without messages, as JSON. entries: the messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)
@@ -102,7 +102,7 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return how a chat starts, if its first message after the instructions contains an earlier answer."""
+        """Return the start of a chat whose first message after the instructions contains an earlier answer; else None."""
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
@@ -125,5 +125,5 @@ def _texts(answer: HistoryMessage) -> tuple[str, ...]:
 
 
 def _escaped(text: str) -> bytes:
-    """Return a text as it is written within a JSON string."""
+    """Return a text as it stands within a JSON string."""
     return msgspec.json.encode(text)[1:-1]

@@ -1,4 +1,4 @@
-"""Converts what clients write in a chat to this server's form: unreadable parts, images, old calls, cache breakpoints."""
+"""Converts a client's chat to this server's form: unreadable parts, images, old forms of calls, cache breakpoints."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from .sampling_fields import JsonValue
 from .volatile import INSTRUCTIONS
 
 MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Fields that mark how far a prompt may be cached. They are no part of the prompt: a client moves them from turn to turn."""
+"""Fields that mark how far to cache a prompt. They are not part of the prompt, since clients move them in each turn."""
 NOT_SHOWN = "messages: parts that are no text are not shown to the model, a line of text stands for each"
 LEFT_OUT = "messages: parts that cannot be read were left out"
 AS_USER = "messages: roles that are not known count as a user's"
 NO_TIME = "ttl: {} is no time such as 5m or 1h, so it pins nothing"
 LONG_TIME = "ttl: {} is longer than 7d, the longest time of a pin, which counts instead"
 NOT_RUN = "tools: {} left out: this server runs no tools, and the model was told nothing of them"
-ON = "call_{}"  # the id of a call of the old form, by the index of its message
+ON = "call_{}"  # the id of a call in the old form, with the index of its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-LONGEST_PIN = 7 * 86_400.0  # seconds
+LONGEST_PIN = 7 * 86_400.0  # most seconds of a pin
 
 Fields = dict[str, JsonValue]
 Breakpoints = Mapping[int, float]
-"""By the index of a message: the seconds for which the prompt up to its end is pinned; 0: no pin."""
+"""By the index of a message: the seconds for which the prompt up to the message's end is pinned; 0: no pin."""
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-    """Return a chat in this server's form, its breakpoints, and warnings about what the model does not see.
+    """Return a chat in this server's form, its breakpoints, and warnings about parts that the model does not see.
 
-    An unreadable part of the last message is refused if that is a user's, since the question may be about it. Elsewhere
-    a line of text replaces the part, or the part is dropped, so that the conversation can go on. Raises RequestError.
-    takes_documents: a tool result that is a list of documents stays a list.
+    An unreadable part of the user's last message is refused, since the question may be about this part. In other
+    messages, a line of text replaces the part, or the part is dropped, so that the conversation can go on. Raises
+    RequestError. takes_documents: whether a tool result that is a list of documents stays a list.
 
-    A breakpoint applies at the end of its message. A breakpoint on a tool applies at the end of the instructions, and a
-    breakpoint on the request at the end of the last message.
+    A breakpoint takes effect at the end of its message. A breakpoint on a tool takes effect at the end of the
+    instructions, and a breakpoint on the request at the end of the last message.
     """
     request, hosted = _without_hosted(request)
     taken = _Taken(request, takes_documents)
@@ -83,10 +83,10 @@ def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatReque
 
 
 class _Taken:
-    """The messages of a chat in this server's form. is_marked: a message has a cache breakpoint.
+    """The messages of a chat in this server's form.
 
-    not_shown: the parts that a line replaces, counted by kind. left_out: the parts that were dropped, counted by kind.
-    unconstrained: the tools whose free text should fit a grammar.
+    is_marked: whether a message has a cache breakpoint. not_shown: the parts that a line of text replaces, counted by
+    kind. left_out: the dropped parts, counted by kind. unconstrained: the tools whose grammar is not enforced.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -108,7 +108,7 @@ class _Taken:
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
-        """Return the tools. Those that take free text become functions."""
+        """Return the tools. Tools that take free text become functions."""
         return [self._function(tool) if _custom_of(tool) else tool for tool in tools]
 
     def _function(self, tool: Fields) -> Fields:
@@ -120,10 +120,7 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint after a message. control: may have a time.
-
-        Of several times for a message, the longest counts.
-        """
+        """Note a breakpoint after a message. control: the breakpoint. The longest `ttl` of a message counts."""
         times = [time for time in (control.get("ttl") if isinstance(control, dict) else None, self._ttl) if time is not None]
         for time in times:
             if (seconds := _seconds(time)) is None or seconds > LONGEST_PIN:
@@ -164,7 +161,7 @@ class _Taken:
         return self._pairs.answer(message) if role in TOOLS else message
 
     def _calls(self, message: Fields, more: Sequence[Fields], at: int) -> Fields:
-        """Return the field with a message's calls, if it changes. more: calls that are parts of the content."""
+        """Return the field with a message's calls; empty: the field does not change. more: calls from the content."""
         given = message.get("tool_calls")
         if isinstance(old := message.get("function_call"), dict) and not given:
             given = [{"id": ON.format(at), "type": "function", "function": old}]
@@ -179,14 +176,14 @@ class _Taken:
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
 
     def _content(self, message: Fields, role: str, at: int) -> Fields:
-        """Return the fields that change for a content that is not text: the content, its reasoning and its calls.
+        """Convert a content that is not a text. Return the fields that change: the content, the reasoning, the calls.
 
-        The new content is a text or parts of text.
+        The new content is a text or a list of text parts.
         """
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
             if is_question:
-                return {}  # it is refused later
+                return {}  # a later check refuses the content
             if not isinstance(content, dict):
                 return {"content": json_text(content)}
             content = [content]
@@ -212,7 +209,7 @@ class _Taken:
         return changed | ({"tool_calls": calls} if calls else {})
 
     def _call(self, call: JsonValue) -> list[Fields]:
-        """Return a call in a chat's form, if it names a function."""
+        """Return a list with the call in a chat's form; empty: the call names no function."""
         read = read_call(_function_call(call))
         if read is None:
             self.left_out["tool_calls"] += 1
@@ -225,7 +222,7 @@ class _Taken:
         return _without_marks(part)
 
     def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
-        """Return a list with the text part that replaces a part; empty: nothing does.
+        """Return a list with the text part that replaces a part; empty: the part is dropped.
 
         Raises RequestError for an unreadable part of the question.
         """
@@ -241,14 +238,14 @@ class _Taken:
 
 
 def _is_data(part: JsonValue) -> bool:
-    """Return whether a part of a tool's result is a bare value that has no type."""
+    """Return whether a part of a tool's result is a bare value without a type."""
     if isinstance(part, dict):
         return not isinstance(part.get("type"), str) and part.keys() != {"text"}
     return part is not None and not isinstance(part, str)
 
 
 def seconds_of(ttl: JsonValue) -> float:
-    """Return a duration such as 5m in seconds, at most `LONGEST_PIN`; 0 for any other value."""
+    """Return the seconds of a duration such as 5m, at most `LONGEST_PIN`; 0 for any other value."""
     return min(_seconds(ttl) or 0.0, LONGEST_PIN)
 
 
@@ -258,7 +255,10 @@ def _seconds(ttl: JsonValue) -> float | None:
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
-    """Return whether the end of the prompt is a breakpoint with a time, which is the default if the options have a ttl."""
+    """Return whether the options put a breakpoint with a time to live at the end of the prompt.
+
+    This is the default if the options have a ttl.
+    """
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
 
 
@@ -278,7 +278,7 @@ UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced
 def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
     """Return the description of a tool that takes free text, and whether the tool has a grammar.
 
-    A grammar is added to the description.
+    The returned description includes the grammar.
     """
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
@@ -293,7 +293,7 @@ def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
 
 
 def _custom_of(tool: JsonValue) -> Fields:
-    """Return the field `custom` of a tool with free text, of a call of it or of its choice; empty for anything else."""
+    """Return the field `custom` of a tool with free text, a call of such a tool, or a choice of it; else an empty object."""
     custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
     return custom if isinstance(custom, dict) else {}
 
@@ -316,7 +316,7 @@ def _function_choice(choice: JsonValue) -> JsonValue:
 
 
 def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
-    """Return the chat without tools that only another server runs, and a text with the kinds of these tools."""
+    """Return the chat without tools that only another server runs, and a text with the types of these tools."""
     hosted = [str(tool["type"]) for tool in request.tools or () if _is_hosted(tool)]
     if not hosted:
         return request, ""
@@ -329,7 +329,7 @@ def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
 
 
 def _is_hosted(tool: JsonValue) -> bool:
-    """Return whether another server would run a tool: it is neither a function nor a tool with free text."""
+    """Return whether another server would run a tool, since it is neither a function nor a tool with free text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     own = ("function", "custom")
     return isinstance(kind, str) and kind not in own and not any(isinstance(tool.get(name), dict) for name in own)
@@ -341,7 +341,7 @@ def _of_functions(request: ChatRequest) -> Fields:
         raise RequestError("functions and tools: send one of them", param="functions")
     choice = request.function_call
     return {
-        "functions": [],  # not None: the answer shows calls in the old form
+        "functions": [],  # a value other than None, so that the answer shows calls in the old form
         "tools": [{"type": "function", "function": function} for function in request.functions or ()],
         "tool_choice": {"type": "function", "function": choice} if isinstance(choice, dict) else choice,
         "parallel_tool_calls": False,

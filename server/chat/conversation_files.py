@@ -41,11 +41,12 @@ Length = Annotated[int, Meta(ge=0, lt=1 << 31)]
 class StoredAnswer:
     """An answer and its place in a conversation.
 
-    number: the answer's number; a conversation numbers its answers, entries and changes of the head together. headed:
-    the number of the last change that made this answer the head; 0: it never was the head. parent: the id of the stored
-    answer that this one continues; empty: none. history: the numbers of the entries of its history, in order. entries:
-    the entries that were first stored with this answer, by number. record: the answer's API object as JSON, for APIs
-    that show it again.
+    A conversation numbers its answers, its history entries and the changes of its head in one series.
+
+    number: the answer's number. headed: the number of the last change that made this answer the head; 0: the answer was
+    never the head. parent: the id of the stored answer that this answer continues; empty: none. history: the numbers of
+    the entries in the answer's history, in order. entries: the entries that were first stored with this answer, by
+    number. record: the answer's API object as JSON, for APIs that show the object again.
     """
 
     scope: str
@@ -66,14 +67,14 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """What stored histories need of a model: the size of its vocabulary, and the function that tokenises a scope's text."""
+    """The parts of a model that stored histories need: the size of its vocabulary, and a tokeniser of a scope's text."""
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]
 
 
 def file_name(scope: str, answer: str) -> str:
-    """Return the name of an answer's file. It depends on scope and answer only, and reveals neither."""
+    """Return the name of an answer's file. It depends only on the scope and the answer's id, and reveals neither."""
     return hashlib.blake2b(msgspec.msgpack.encode([scope, answer]), digest_size=16).hexdigest() + SUFFIX
 
 
@@ -85,7 +86,7 @@ class _Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Documents(_Strict, frozen=True, kw_only=True):
-    """A DocumentSet; tokens as little-endian int32."""
+    """A `DocumentSet` in a file. Tokens are little-endian int32."""
 
     documents: tuple[tuple[str, str, str], ...]  # id, text, title
     tokens: tuple[bytes, ...]
@@ -97,7 +98,7 @@ class _Documents(_Strict, frozen=True, kw_only=True):
     keep_first: Length
     keep_last: Length
     longest_hint: Length
-    ranking: tuple[str, ...] = ()  # files of earlier versions lack this field and the next ones
+    ranking: tuple[str, ...] = ()  # files of earlier versions lack this field and the next two fields
     in_text: bool = False
     number_of: tuple[tuple[str, str], ...] = ()
 
@@ -126,11 +127,11 @@ class _Documents(_Strict, frozen=True, kw_only=True):
 
 
 AS_THEY_ARE = ("policy", "repeated", "order", "keep_first", "keep_last", "longest_hint", "ranking", "in_text", "number_of")
-"""Fields of a DocumentSet that its file has in the same form."""
+"""The fields of a `DocumentSet` that are in its file unchanged."""
 
 
 class _Entry(_Strict, frozen=True, kw_only=True):
-    """A HistoryMessage. said: JSON."""
+    """A `HistoryMessage` in a file."""
 
     said: bytes
     keys: tuple[str, ...]
@@ -144,7 +145,7 @@ class _Entry(_Strict, frozen=True, kw_only=True):
         return cls(said=entry.said, keys=entry.keys, shown=shown, sampled=sampled, one_turn=entry.one_turn)
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
-        """Return the HistoryMessage. Raises DamagedFile and MsgspecError."""
+        """Return the `HistoryMessage`. Raises DamagedFile and MsgspecError."""
         return HistoryMessage(
             intern(MESSAGES.decode(self.said).role),
             self.said,
@@ -160,7 +161,7 @@ class _Message(Struct, frozen=True):
 
 
 class _File(_Strict, frozen=True, kw_only=True):
-    """A StoredAnswer."""
+    """A `StoredAnswer` in a file."""
 
     scope: Name
     conversation: Name
@@ -179,7 +180,7 @@ MESSAGES, FILES = msgspec.json.Decoder(_Message), msgspec.msgpack.Decoder(_File)
 
 
 def encode(stored: StoredAnswer) -> list[bytes]:
-    """Return the parts of the file of a stored answer."""
+    """Return the parts of a stored answer's file."""
     entries = {number: _Entry.of(entry) for number, entry in stored.entries.items()}
     return with_checksum(MAGIC, msgspec.msgpack.encode(_File(**_fields_of(stored, STORED), entries=entries)))
 
@@ -207,7 +208,7 @@ def _bytes(tokens: np.ndarray) -> bytes:
 
 
 def _tokens(data: bytes, vocabulary: HistoryVocabulary) -> np.ndarray:
-    """Return tokens, int32. Raises DamagedFile."""
+    """Return the tokens (int32) in a file. Raises DamagedFile."""
     if len(data) % 4:
         raise DamagedFile("its tokens are damaged")
     tokens = np.frombuffer(data, "<i4").astype(np.int32)
@@ -222,25 +223,25 @@ logger = logging.getLogger("slotcache.conversations")
 
 
 class ConversationFiles(ChatFiles):
-    """The stored answers in a folder, one file for each, so that conversations survive a restart.
+    """The stored answers in a folder, one file for each answer, so that conversations survive a restart.
 
-    The folder belongs to one server, since only the server that has the entries in memory can number them.
+    The folder belongs to one server, because only a server that has all entries in memory can number new entries.
     """
 
     def put(self, stored: StoredAnswer) -> None:
-        """Queue an answer to be written. Any thread may call it."""
+        """Queue an answer to be written. Any thread may call this."""
         self.write(stored.file_name, partial(encode, stored))
 
     def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers and the times of their files. max_bytes: the most bytes of these files; see `load`."""
+        """Return the newest answers, each with the time of its file. max_bytes: the most bytes of files; see `load`."""
         read = partial(decode, vocabulary=vocabulary)
         return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 
 
 def free_conversation_files(folder: Path) -> ConversationFiles:
-    """Return the conversations in a folder. Raises FolderError.
+    """Return the conversation files in a folder. Raises FolderError.
 
-    If another server has the folder, the result is the first free folder next to it.
+    If another server uses the folder, use the first free folder next to it.
     """
     for place in places(folder):
         with contextlib.suppress(BlockingIOError):

@@ -1,7 +1,7 @@
-"""Stored conversations in memory: where a turn continues, what it adds, and what is evicted.
+"""Stored conversations in memory: the point that a turn continues, the answers that it adds, and eviction.
 
 A conversation is a tree of answers: two requests that continue the same answer start two branches. Each answer is
-stored with its whole history. The history consists of entries, which branches share. Scopes never share a conversation.
+stored with its whole history. A history consists of entries, which branches share. Scopes never share a conversation.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .tokens import answer_key
 
 # ---- One conversation: a tree of answers, and the point in it that a request continues. ---------------------------------
 
-OVERHEAD = 1000  # bytes of a conversation without its answers, about
-ANSWER = 300  # bytes of an answer without its history, about
-SHARE = 100  # bytes that an entry takes in the tables of entries, about
+OVERHEAD = 1000  # approximate bytes of a conversation without its answers
+ANSWER = 300  # approximate bytes of an answer without its history
+SHARE = 100  # approximate bytes of an entry in the tables of entries
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -42,9 +42,10 @@ class Conversation:
     """One conversation, from its first request on.
 
     answers: for each answer's id, the history up to and including the answer. It is empty until the first answer ends,
-    and after the store has dropped the conversation. records: the API objects of answers as JSON, by id. head: the
-    answer that a request continues if it names only the conversation. If the head is deleted, the answer that
-    it continues becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in memory.
+    and after the store has dropped the conversation. records: the API objects of answers as JSON, by the answer's id.
+    head: the id of the answer that a request continues if the request names only the conversation. If the head is
+    deleted, its parent becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in
+    memory. forgotten: whether a client has deleted the conversation.
     """
 
     scope: str
@@ -62,14 +63,14 @@ class Conversation:
         default_factory=dict
     )  # by answer: the entries first stored with it
     _parents: dict[str, str] = field(default_factory=dict)  # by answer: the stored answer before it; empty: none
-    _headed: dict[str, int] = field(default_factory=dict)  # by former head: the number of the change, rising with time
+    _headed: dict[str, int] = field(default_factory=dict)  # by former head: the number of the change; later is higher
     _next: int = 0
 
     def __post_init__(self) -> None:
         self.clear()
 
     def add(self, answer: str, entries: tuple[HistoryMessage, ...], is_head: bool, parent: str = "") -> None:
-        """Store a finished answer. parent: the answer that this one continues; empty: none."""
+        """Store a finished answer. parent: the id of the answer that this answer continues; empty: none."""
         new = tuple(entry for entry in dict.fromkeys(entries) if entry not in self._numbers)
         self._numbers.update(zip(new, range(self._next, self._next + len(new)), strict=True))
         self._next += len(new) + 1
@@ -83,7 +84,7 @@ class Conversation:
         self.records[answer] = record
 
     def stored(self, answer: str) -> StoredAnswer:
-        """Return an answer in the form that its file has."""
+        """Return an answer in the form of its file."""
         return StoredAnswer(
             scope=self.scope,
             conversation=self.id,
@@ -98,9 +99,9 @@ class Conversation:
         )
 
     def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
-        """Store the answers that were read from files.
+        """Store the answers of files. Return the ids of answers to write again, and of answers that were dropped.
 
-        Return the answers to write again, and the answers that were dropped because their history has gaps.
+        An answer is dropped if its history has gaps.
         """
         answers = sorted(found, key=lambda stored: stored.number)
         entries = {number: entry for stored in answers for number, entry in stored.entries.items()}
@@ -121,9 +122,9 @@ class Conversation:
         return [heir for heir in dict.fromkeys(heirs) if heir in self.answers], [stored.id for stored in lost]
 
     def remove(self, answer: str) -> list[str]:
-        """Drop an answer. Return the answers whose files change.
+        """Drop an answer. Return the ids of the answers whose files change.
 
-        These files change because the answers take over entries, get another parent, or become the head.
+        A file changes if its answer takes over entries, gets another parent, or becomes the head.
         """
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
@@ -163,7 +164,7 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the stored answer that was the head most recently; if none was the head, the newest answer."""
+        """Return the id of the stored answer that was the head most recently; if no answer was, of the newest answer."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -178,8 +179,8 @@ class Conversation:
 class ConversationRef:
     """The point of a conversation that a request continues, fixed when the request arrives.
 
-    answer: the id of the answer before the request; empty in a new conversation. branches: the request named this
-    answer, and not the conversation. stores: whether to store the new answer.
+    answer: the id of the answer before the request; empty in a new conversation. branches: whether the request names this
+    answer instead of the conversation. stores: whether to store the new answer.
     """
 
     conversation: Conversation
@@ -195,15 +196,12 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Return a history that starts with the instructions of the next turn.
-
-    They replace the instructions of the previous turn.
-    """
+    """Replace the one-turn instructions at the start of a history. instructions: the next turn's; None: no instructions."""
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept
     new = HistoryMessage.of({"role": "system", "content": instructions}, one_turn=True)
-    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the same object: it is stored once
+    same = (entry for entry in entries if entry.one_turn and entry.said == new.said)  # the same object is stored once
     return (next(same, new), *kept)
 
 
@@ -214,8 +212,8 @@ def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | N
 class PendingTurn:
     """A request whose answer is not complete.
 
-    id: the answer's id. ref: the place in a conversation; None: the request belongs to no conversation. options: the
-    fields of the request as JSON, without its messages and documents, which are in `chat`.
+    id: the answer's id. options: the fields of the request as JSON, without its messages and documents. chat: the
+    messages and documents. ref: the point of a conversation; None: the request belongs to no conversation.
     """
 
     id: str
@@ -229,10 +227,10 @@ class PendingTurn:
         return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
     def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
-        """Return the whole message of an answer, the key for its ids, and whether the message is content alone.
+        """Return the whole message of an answer, the key for its ids, and whether the message has only content.
 
-        text: what the model wrote. is_cut: the answer ended at its limit. If the message is content alone, the key is
-        its text, since its ids have no control token.
+        text: the text that the model wrote. is_cut: whether the answer ended at a limit. If the message has only content,
+        its ids contain no control token, so the key is the message's text.
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish(is_cut)])
@@ -248,21 +246,18 @@ class PendingTurn:
         return message([*reader.push(text), *reader.finish(is_cut)])
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole answer, as far as they are known.
-
-        sampled: the ids that the model generated.
-        """
+        """Return the known ids (int32) of the whole answer. sampled: the ids that the model generated."""
         return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
         """Return the history with the answer at its end.
 
-        sampled: the ids (int32) of the answer, if it is content alone.
+        sampled: the ids (int32) of an answer that has only content; otherwise None.
         """
         return (*self.chat.place_entries(layout), HistoryMessage.of(answer, sampled=sampled))
 
     def report(self, remembered: bool) -> dict[str, object] | None:
-        """Return the field `conversation` of the answer; None outside of conversations.
+        """Return the answer's field `conversation`; None: the request belongs to no conversation.
 
         remembered: whether the answer is stored.
         """
@@ -284,9 +279,9 @@ logger = logging.getLogger("slotcache.conversations")
 class Conversations:
     """The store of conversations. For the event loop only; not thread-safe.
 
-    max_age: the seconds after the last use until a conversation is dropped; 0: no limit. clock: returns the time in
-    seconds. files: the files of the answers; None: the store is in memory only. turns: returns the turns that the
-    engine has not ended yet. num_evicted: how many conversations were dropped for lack of room.
+    max_age: the seconds after its last use until a conversation is dropped; 0: no limit. clock: returns the time in
+    seconds. files: the files of the answers; None: the store is only in memory. turns: returns the turns that the engine
+    has not ended yet. num_evicted: the number of conversations that were dropped for lack of room.
     """
 
     def __init__(
@@ -304,7 +299,8 @@ class Conversations:
         self._turns, self._entering = turns, list[ConversationRef]()
         self._max_number, self._max_bytes, self._max_age, self._clock = max_number, max_bytes, max_age, clock
         self._files = files
-        # `_stored`: stored ones, the least recently used first. `_known`: also those that only unfinished requests refer to.
+        # `_stored`: the stored conversations, the least recently used first. `_known`: also conversations that only
+        # unfinished requests refer to.
         self._stored: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Conversation] = WeakValueDictionary()
         self._by_answer: dict[tuple[str, str], Conversation] = {}
@@ -319,22 +315,22 @@ class Conversations:
         return self._stored.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
-        """Return a conversation by its id. The conversation may be stored, or still in its first request."""
+        """Return a conversation by its id, even if its first answer is unfinished; None: it is unknown."""
         return self._known.get((scope, id))
 
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
-        """Return the conversation that a stored answer belongs to."""
+        """Return the conversation of a stored answer; None: the answer is not stored."""
         self._expire()
         return self._by_answer.get((scope, answer))
 
     # ---- act -------------------------------------------------------------------------------------------------------
 
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
-        """Return the point of a conversation that a chat continues; None for a chat outside of conversations.
+        """Return the point of a conversation that a chat continues; None: the chat belongs to no conversation.
 
-        caches: whether the request may be cached. The answer of a chat that may not be cached is not stored; the answer
-        of a response is stored unless its request forbids it. Raises RequestError; its status is 404 for an answer that
-        is not stored.
+        caches: whether the request may be cached. If it may not, the answer of a chat is not stored. The answer of a
+        response is stored unless its request forbids it. Raises RequestError, with status 404 if the request names an
+        answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -359,7 +355,7 @@ class Conversations:
         return ConversationRef(conversation=conversation, kind=kind, answer=head, entries=entries, stores=stores)
 
     def restore(self, vocabulary: HistoryVocabulary) -> None:
-        """Load the conversations from the files. Must be called once, before any other method."""
+        """Load the conversations from the files. Call it once, before any other method."""
         if self._files is None:
             return
         groups: dict[tuple[str, str], list[tuple[StoredAnswer, float]]] = {}
@@ -379,7 +375,7 @@ class Conversations:
         logger.info("%d conversations are back, with %d answers", len(self._stored), len(self._by_answer))
 
     def close(self) -> None:
-        """Finish the writes that are queued."""
+        """Finish the queued writes."""
         if self._files is not None:
             self._files.close()
 
@@ -391,9 +387,9 @@ class Conversations:
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
         """Store a complete answer. Return whether it is stored now.
 
-        If the request named only the conversation, the answer becomes the head; of several such answers the last to end
-        is the head. If the request named an answer, the new answer becomes the head only if the named one was the head.
-        Otherwise the new answer is a branch, which only its id finds.
+        If the request named only the conversation, the answer becomes the head. Of several such answers, the last one to
+        end is the head. If the request named an earlier answer, the new answer becomes the head only if the named answer
+        was the head. Otherwise the new answer is a branch, which only its id finds.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:
@@ -427,8 +423,8 @@ class Conversations:
     def forget_answer(self, scope: str, answer: str) -> bool:
         """Drop an answer. Return whether it was stored.
 
-        Answers that continue the dropped answer keep their whole history. If it was the head, the answer
-        that it continues becomes the head; if there is none, the answer that was the head most recently.
+        Answers that continue the dropped answer keep their whole history. If the dropped answer was the head, its parent
+        becomes the head. If there is no parent, the answer that was the head most recently becomes the head.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -445,7 +441,7 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Count a request as unfinished while a `with` block makes its prompt."""
+        """Count a request as unfinished during a `with` block that makes its prompt."""
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -455,7 +451,7 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, including unfinished ones. Return whether there was an answer."""
+        """Drop a conversation with all its answers, including unfinished answers. Return whether there was an answer."""
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:
@@ -472,10 +468,7 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the conversation of this id, which is not stored. If there is none, make one.
-
-        It may have running requests.
-        """
+        """Return the conversation of an id that is not stored, or begin one. It may already have running requests."""
         key = (scope, id)
         if (conversation := self._known.get(key)) is None:
             conversation = self._known[key] = Conversation(scope, id)
@@ -501,9 +494,9 @@ class Conversations:
         self._stored.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
-        """Share the bounds with these stores, which include this one.
+        """Share the bounds with other stores. stores: these stores and this store.
 
-        The least recently used conversation of all is dropped first.
+        The least recently used conversation of all stores is dropped first.
         """
         self._stores = stores
         self._make_room()
@@ -514,7 +507,7 @@ class Conversations:
             self._remove(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
-        """Drop the least recently used conversations. newest: dropped first if it alone exceeds the bound."""
+        """Drop the least recently used conversations. newest: the conversation to drop first if it alone is too large."""
         if newest is not None and newest.num_bytes > self._max_bytes:
             self._evict(newest, "alone it takes more than there is room for")
         while any(self._stores) and (
@@ -525,7 +518,7 @@ class Conversations:
 
     @property
     def _oldest(self) -> Conversation:
-        """The least recently used conversation; the store must have one."""
+        """The least recently used conversation. The store must not be empty."""
         return next(iter(self._stored.values()))
 
     def _evict(self, conversation: Conversation, why: str) -> None:

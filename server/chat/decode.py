@@ -2,10 +2,10 @@
 
 A struct lists the known fields of a body. The tables in this module divide all other fields into four kinds:
 
-- A field that a program relies on (content, form or rules of the answer) is refused, unless its value asks for nothing.
-- A wish that an answer can do without (style, length, cost, the tools of others) is a warning in the answer.
+- A field that a client depends on (content, form or rules of the answer) is refused, unless its value is a no-op.
+- A preference that a client can do without (style, length, cost, another server's tools) leads to a warning in the answer.
 - A field that changes no answer is accepted.
-- An unknown field is a warning, with the known name that it resembles.
+- An unknown field leads to a warning that suggests a similar known name.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .body import ChatRequest, Options, TextRequest
 from .sampling_fields import JsonValue, SamplingOptions
 
 NO_EFFECT = "; it has no effect"
-MAX_WARNINGS = 8  # warnings about unknown fields; further unknown fields are only counted
-MAX_FIELDS = 512  # fields of a body: each unknown one takes a few microseconds
-MAX_NEUTRAL = 64  # bytes of a value that may ask for nothing; a longer value asks for something
-MAX_COMPARED = 40  # characters of a name that is compared with all known names
+MAX_WARNINGS = 8  # most warnings about unknown fields; further unknown fields are only counted
+MAX_FIELDS = 512  # most fields of a body: each unknown field takes a few microseconds
+MAX_NEUTRAL = 64  # most bytes of a value that may be a no-op
+MAX_COMPARED = 40  # most characters of a name that is compared with all known names
 
 HARMLESS = frozenset({
-    # OpenAI's: for bills, caches and the watch over abuse
+    # OpenAI's: for billing, caches and the detection of abuse
     "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_retention", "prediction", "moderation",
-    # Anthropic's, likewise
+    # Anthropic's, for the same purposes
     "inference_geo", "user_profile_id", "workspace_id", "diagnostics", "billing_policy", "fallback_credit_token",
-    # llama-server's: for its speed, and for the shift of a full context, which this server never does
+    # llama-server's: for speed, and for shifting a full context, which this server never does
     "backend_sampling", "n_cache_reuse", "n_keep", "n_discard", "speculative.n_max", "speculative.n_min",
     "speculative.p_min", "speculative.type", "speculative.ngram_size_n", "speculative.ngram_size_m",
     "speculative.ngram_min_hits",
     "stream_options.include_obfuscation",
-    # Ollama's: how a model is loaded and computed; here the server's flags decide that
+    # Ollama's: for loading and computing a model, which this server's flags decide
     "options.num_keep", "options.num_batch", "options.num_gpu", "options.main_gpu", "options.num_thread", "options.use_mmap",
     "options.use_mlock", "options.low_vram", "options.numa", "options.f16_kv", "options.vocab_only", "options.logits_all",
     "options.embedding_only",
@@ -84,7 +84,7 @@ REFUSED: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "tfs_z": ((1,), OUTDATED),
     "penalize_nl": ((False,), OUTDATED),
 }
-"""Fields that a program relies on, each with the values that ask for nothing, and with what to do instead."""
+"""Fields that a client depends on, each with its no-op values, and with advice on what to do instead."""
 
 WHOLE = "nothing is left out of a prompt: one that is too long is a 400"
 LENGTH = "say in the messages how long the answer shall be"
@@ -100,7 +100,7 @@ WISHES: Mapping[str, tuple[tuple[JsonValue, ...], str]] = {
     "speed": (("standard",), "each answer is as fast as it can be"),
     "fallbacks": (([],), "one model is served"),
 }
-"""Fields that an answer can do without, each with the values that ask for nothing, and with what holds instead."""
+"""Fields that a client can do without, each with its no-op values, and with what the server does instead."""
 
 
 class ToolChoiceFields(Struct):
@@ -151,7 +151,7 @@ OPEN: Mapping[str, type[Struct]] = {
     "prompt_cache_options": CacheOptionFields,
     "cache_control": CacheOptionFields,
 }
-"""Objects that are decoded into no struct, with their known fields. A body adds its own by a table `OPEN`."""
+"""Objects that are not decoded into a struct, with their known fields. The table `OPEN` of a body adds further objects."""
 
 ELSEWHERE = frozenset({*ChatRequest.__struct_encode_fields__, *TextRequest.__struct_encode_fields__})
 """Fields of the routes that most clients use."""
@@ -162,7 +162,7 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return those fields of a kind of body that are objects with known fields."""
+    """Return the fields of a kind of body that are objects with known fields, each with its struct."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
@@ -174,9 +174,9 @@ def has_nested(body: Struct, kind: type[Struct]) -> bool:
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
-    """Return a warning for each unknown field. strict: refuse unknown fields instead.
+    """Return a warning for each unknown field. strict: whether to refuse unknown fields instead.
 
-    Raises RequestError for an unsupported field that a program relies on.
+    Raises RequestError for an unsupported field that a client depends on.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -190,7 +190,7 @@ def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[s
 
 
 def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> Iterator[str]:
-    """Yield the names of unknown fields; `outer.inner` for a field of a nested object. Raises RequestError."""
+    """Yield the name of each unknown field, such as `outer.inner` in a nested object. Raises RequestError."""
     known, objects = _names(kind), nested(kind)
     for name, value in body.items():
         path = within + name
@@ -205,10 +205,7 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field is in the tables of this module, and its value asks for nothing.
-
-    Raises RequestError if the field is refused.
-    """
+    """Return whether a field is in the tables of this module with a no-op value. Raises RequestError if it is refused."""
     if name not in REFUSED and name not in WISHES:
         return False
     neutral, instead = REFUSED.get(name) or WISHES[name]
@@ -234,7 +231,7 @@ def _names(kind: type[Struct]) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _nearest(name: str, kind: type[Struct]) -> str | None:
-    """Return the known field that a name resembles most; None: it resembles no field."""
+    """Return the known field that is most similar to a name; None: no field is similar."""
     parts = {f"{outer}.{inner}" for outer, inners in nested(kind).items() for inner in inners.__struct_encode_fields__}
     found = get_close_matches(name, [*kind.__struct_encode_fields__, *parts, *REFUSED, *WISHES, *HARMLESS], n=1, cutoff=0.75)
     return found[0] if found else None
@@ -242,14 +239,14 @@ def _nearest(name: str, kind: type[Struct]) -> str | None:
 
 # ---- Decode bodies and check types. A wrong type is a 400 that names the field. -----------------------------------------
 
-LARGE = 64 << 10  # bytes of a body that is decoded outside the event loop, because it takes long
+LARGE = 64 << 10  # bytes from which a body is decoded outside the event loop, because it takes long
 COLLECTOR = Lock()
-"""Locked while the garbage collector is off: two decoders must not turn it on for each other. The lock also guards the first
-use of each kind of body, which msgspec does not (`slots.store.record_file.HEADS`)."""
-MAX_COLONS = 1 << 17  # colons in a body whose fields are checked one by one, which takes 0.1 s for so many
+"""Locked while the garbage collector is off, so that one decoder does not turn it on while another decoder works. The lock
+also guards the first use of each kind of body, which msgspec does not guard (`slots.store.record_file.HEADS`)."""
+MAX_COLONS = 1 << 17  # most colons in a body whose fields are checked one by one; this many take 0.1 s
 UNCHECKED = "the body is too large to look for unknown fields in it"
-MOST_OTHERS, LONGEST_MESSAGE = 4, 200  # wrong fields that an error names beside the first; characters about each of them
-LOOSE = re.compile("got `(null|float)`")  # values that llama-server takes and msgspec does not
+MOST_OTHERS, LONGEST_MESSAGE = 4, 200  # most wrong fields in an error after the first; most characters about each of them
+LOOSE = re.compile("got `(null|float)`")  # values that llama-server accepts and msgspec does not
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
 A = TypeVar("A", bound=Type)
@@ -258,7 +255,7 @@ A = TypeVar("A", bound=Type)
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
     """Decode a client's body. Return it with a warning for each field that has no effect. Raises RequestError.
 
-    strict: as in `unread`.
+    strict: whether to refuse such fields.
     """
     decoded, warnings = _decode_request(body, kind, strict)
     if not isinstance(decoded, Options):
@@ -270,10 +267,10 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
 
 
 def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
-    """Decode a body; return it with a warning for each unknown field. Raises RequestError."""
+    """Decode a body. Return it with a warning for each unknown field. Raises RequestError."""
     check_elements(body)
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Most bodies have known fields only: one pass is enough.
+        # Most bodies have only known fields, so one pass is enough.
         decoded: R = _decode(body, _exact(kind))  # type: ignore[assignment]
         if not has_nested(decoded, kind):
             return decoded, ()
@@ -286,7 +283,7 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return a kind of body with the same fields that refuses all others."""
+    """Return a struct with the same fields that refuses unknown fields."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
@@ -297,7 +294,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 
 
 def _decode_loosely(body: bytes, kind: type[R]) -> R:
-    """Decode a body, and also accept values that llama-server accepts and msgspec does not. Raises RequestError."""
+    """Decode a body. Also accept values that llama-server accepts and msgspec does not. Raises RequestError."""
     try:
         try:
             return _decode(body, kind)
@@ -316,16 +313,16 @@ def _decode_loosely(body: bytes, kind: type[R]) -> R:
 
 
 def _named(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return the path of the wrong field, empty for the body itself, and the message with it."""
-    message, *path = re.split(r" - at `\$([^`]*)`\Z", str(error))  # at the end: a value before it may look like a path
+    """Return the path of the wrong field (empty: the body itself), and a message that starts with the path."""
+    message, *path = re.split(r" - at `\$([^`]*)`\Z", str(error))  # only at the end, since a value may look like a path
     where = "".join(path).lstrip(".") or _field_named(message)
     return where, f"{where or 'the body'}: {message}"
 
 
 def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
-    """Yield the messages of other wrong fields of a body. first: the path of the first wrong one.
+    """Yield the messages about further wrong fields of a body. first: the path of the first wrong field.
 
-    A field within a wrong one is not looked at.
+    Of each field of the body, at most one error is named.
     """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         values, where = tightened(_decode(body, dict[str, JsonValue]), kind), first
@@ -338,12 +335,12 @@ def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
                 return
             except msgspec.ValidationError as error:
                 where, message = _named(error)
-            if where not in removed:  # else it is required, and missing because it was removed
+            if where not in removed:  # otherwise the field is required, and only missing because it was removed
                 yield message[:LONGEST_MESSAGE]
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Decode without the garbage collector, which would scan all objects whenever their number grows by a quarter."""
+    """Decode without the garbage collector, which would scan all objects whenever their number grows by 25 %."""
     with COLLECTOR:
         enabled = gc.isenabled()
         gc.disable()
@@ -355,11 +352,11 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
-    """Return the fields of a body in the form that msgspec accepts, since llama-server accepts more.
+    """Convert a body's values that llama-server accepts to values that msgspec accepts.
 
-    null becomes an unset field, and is removed from a list; 4.0 becomes the integer 4. This applies to the body and to
-    its objects with known fields. A list of texts to embed keeps its nulls, so that they are refused: each text needs
-    its place in the answer.
+    A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. This applies to the body
+    and to its objects with known fields. A list of texts to embed keeps its nulls, so that they are refused, because each
+    text needs its place in the answer.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -375,7 +372,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
 
 
 def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
-    """Return a list without nulls, and with objects as in `tightened`. keeps_texts: a list of texts keeps its nulls."""
+    """Return a list without nulls, with `tightened` objects. keeps_texts: whether a list of texts keeps its nulls."""
     if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
         return values
     inner = _takes(item, StructType)
@@ -390,7 +387,7 @@ def _fields_of(kind: type) -> dict[str, Field]:
 
 
 def _takes(about: Type, wanted: type[A]) -> A | None:
-    """Return the first type of a field that is of the wanted kind, if there is one."""
+    """Return the first of a field's types that is of the wanted kind; None: there is none."""
     if isinstance(about, UnionType):
         return next((each for each in about.types if isinstance(each, wanted)), None)
     return about if isinstance(about, wanted) else None
@@ -401,11 +398,11 @@ def _field_named(message: str) -> str:
     return found[1] if found else ""
 
 
-MAX_TEXTS = 2048  # texts of a request, as in OpenAI's API
+MAX_TEXTS = 2048  # most texts of a request, as in OpenAI's API
 
 
 def check_number(num_texts: int, name: str) -> None:
-    """Raise RequestError if there is no text, or more texts than a request may have. name: the field with the texts."""
+    """Raise RequestError if a request has no text or too many texts. name: the field with the texts."""
     if not num_texts:
         raise RequestError(f"{name} is empty: expected at least one text", param=name)
     if num_texts > MAX_TEXTS:

@@ -30,10 +30,10 @@ from .volatile import INSTRUCTIONS, ChangedText
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """The first part of an answer, which the request brings. is_shown: the client gets this part with the answer.
+    """The first part of an answer, given in the request.
 
-    content: the message's content so far. tokens: the ids (int32) of the content in the prompt; None if these ids also
-    spell other text.
+    content: the message's content so far. tokens: the ids (int32) of the content in the prompt; None: the ids in the
+    prompt also spell other text. is_shown: whether the client gets this part with the answer.
     """
 
     reasoning: str
@@ -43,7 +43,7 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Take the prefilled part from the message to continue.
+        """Take the prefilled part from the message that the model continues.
 
         piece: the last piece of the prompt. part: the same piece as tokens.
         """
@@ -65,10 +65,7 @@ class Prefilled:
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole content.
-
-        If the ids of the prefilled part are unknown, return only the sampled ids.
-        """
+        """Return the ids (int32) of the whole content. If the prefilled ids are unknown, return only the sampled ids."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
@@ -87,10 +84,10 @@ class _PrefilledReader:
 
 
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
-    """Return whether the model is to continue the last message. Raises RequestError if it cannot.
+    """Return whether the model continues the last message. Raises RequestError if that is impossible.
 
-    messages: the whole history. prefills: a last message of the assistant is continued even if the request does not ask
-    for it.
+    messages: the whole history. prefills: whether an assistant's last message is continued even if the request does not
+    ask for it.
     """
     last, asked = messages[-1], bool(request.continue_final_message)
     if not asked and not (prefills and last["role"] == "assistant"):
@@ -115,9 +112,9 @@ class HistoryMessage:
     """A message as it was in a prompt.
 
     said: the client's message without documents, as JSON, since a decoded message takes up to 20 times as much memory.
-    keys: the keys of all its documents, in retrieval order. shown: the documents as the prompt shows them, with their
-    hints. sampled: the ids (int32) of an answer, if they spell its text exactly. one_turn: the message has instructions
-    that later turns drop. num_bytes: the total size in memory.
+    keys: the keys of all the message's documents, in retrieval order. shown: the documents as the prompt shows them, with
+    their hints. sampled: the ids (int32) of an answer, if they spell its text exactly. one_turn: whether the message has
+    instructions that later turns drop. num_bytes: the total size in memory.
     """
 
     role: str
@@ -149,9 +146,9 @@ class HistoryMessage:
         return msgspec.json.decode(self.said)
 
     def public(self, citations: Citations) -> dict[str, object]:
-        """Return the message and the ids of its documents in prompt order, without their texts.
+        """Return the message, and the ids of its documents in prompt order, without the documents' texts.
 
-        citations: the numbers of the client's program, which stand for the ids of documents in its texts.
+        citations: the numbers of the client's program, which replace the ids of documents in the returned texts.
         """
         if self.shown is None:
             said = self.message
@@ -165,11 +162,11 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All messages of a prompt: first the `kept` messages, as they were in an earlier prompt, then the new ones.
+    """All messages of a prompt: first the `kept` messages, as they were in an earlier prompt, then the new messages.
 
     messages: all messages, without documents. documents: the documents of new messages, by the message's index. shift:
-    the difference between a message's index here and its index in the client's request. lists: the lists of documents
-    that were cut out of messages' texts, by the message's index.
+    the number to add to a message's index in the request to get its index here. lists: the lists of documents that were
+    cut out of messages' texts, by the message's index.
     """
 
     messages: Sequence[Message]
@@ -183,11 +180,11 @@ class History:
 class ChatHistory:
     """A chat as a prompt.
 
-    entries: one for each message; the first `num_kept` come from the remembered history. form: how the model's text is
-    read. prefilled: the part of the answer that the request brings; it is the last entry. moved: changed instructions,
-    which the prompt names at the end of the last message. citations: the numbers that the client's program gave to
-    documents; None: there are no numbers. lists: the lists of documents in the request's texts, for the report. shift: as in
-    `History`.
+    entries: one entry for each message; the first `num_kept` entries come from the remembered history. form: the form in
+    which the model writes. prefilled: the first part of the answer, which is the last entry; None: there is none. moved:
+    changed instructions, which the prompt states at the end of the last message. citations: the numbers that the client's
+    program gave to documents; None: there are no numbers. lists: the lists of documents in the request's texts, for the
+    report. shift: as in `History`.
     """
 
     prompt: ChatPrompt
@@ -220,17 +217,14 @@ class ChatHistory:
         return make if self.citations is None else self.citations.read(make, owed)
 
     def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
-        """Return the report about lists of documents in texts. entries: the result of `place_entries`."""
+        """Return the report on lists of documents in texts. entries: the result of `place_entries`."""
         sets = (entries[one.message + self.shift].shown for one in self.lists)
         return [
             one.shown(shown.order or () if shown is not None else ()) for one, shown in zip(self.lists, sets, strict=True)
         ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
-        """Return the entries before the answer, with their documents in the layout's order.
-
-        Later turns keep this order.
-        """
+        """Return the entries before the answer, with their documents in the layout's order, which later turns keep."""
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
@@ -244,9 +238,9 @@ def continue_history(
 ) -> History:
     """Join the remembered history of a conversation and the messages of the client.
 
-    documents: the documents of messages that have a field `documents`, by the message's index. If the client sends its
-    whole history, the remembered entries are kept up to the first message that differs. A message without the field
-    keeps the documents that it had.
+    If the client sends its whole history, the remembered entries are kept up to the first message that differs. documents:
+    the documents of messages with a field `documents`, by the message's index. A message without this field keeps its
+    remembered documents.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
     if are_new(plain, kind):
@@ -265,7 +259,7 @@ def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Return all messages, the new ones last. New tool results get the ids of the calls that they answer."""
+    """Return the old and then the new messages. New tool results get the ids of the calls that they answer."""
     pairs, messages = CallPairs(), list[Message]()
     for at, message in enumerate([*before, *new]):
         if isinstance(calls := message.get("tool_calls"), list):
@@ -276,7 +270,7 @@ def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
 
 
 def _is_whole(messages: Sequence[Message]) -> bool:
-    """Return whether messages look like a whole conversation: they start with instructions, or have answers."""
+    """Return whether messages look like a whole conversation: they start with instructions or contain answers."""
     return messages[0]["role"] in INSTRUCTIONS or any(message["role"] == "assistant" for message in messages)
 
 
@@ -292,7 +286,7 @@ def _filled_fields(message: Message) -> dict[str, object]:
 
 
 def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
-    """Return an entry whose documents have the order in which they were placed. placed: yields them next."""
+    """Return an entry with its documents in the order of `placed`, which yields the entry's documents next."""
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -301,7 +295,7 @@ def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) ->
 
 
 def _size(entry: HistoryMessage) -> int:
-    """Estimate the bytes of an entry in memory. A part that several entries share counts in each of them."""
+    """Estimate the bytes of an entry in memory. A part that several entries share counts in each entry."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

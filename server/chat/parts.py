@@ -1,7 +1,7 @@
-"""Parts of messages, from whichever server they come: texts that replace parts, calls, and the results of calls.
+"""Parts of messages, from any server: texts that replace parts, calls, and the results of calls.
 
-A conversation that another server started may contain unknown parts and still goes on. The text that replaces a part
-depends on this part alone, so it is the same in each turn.
+A conversation that another server started can go on even if it contains unknown parts. The text that replaces a part
+depends only on this part, so the text is the same in each turn.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ UNREADABLE: Mapping[str, str] = {
     "video_url": "video", "input_video": "video", "file": "file", "input_file": "file", "document": "file",
     "computer_screenshot": "image", "image_generation_call": "image",
 }  # fmt: skip
-"""Types of parts that are no text, and their kinds."""
+"""Types of parts that are not text, each with its kind."""
 TEXTS = {
     "text": "text", "input_text": "text", "output_text": "text", "summary_text": "text", "reasoning_text": "text",
     "refusal": "refusal", "compaction": "content",
 }  # fmt: skip
-"""Types of parts that are a text, and the field with the text."""
+"""Types of parts that are text, each with the field that has the text."""
 REASONING = frozenset({"thinking", "reasoning", "reasoning_content", "reasoning_text"})
-SILENT = frozenset({"redacted_thinking"})  # sealed: only the server that wrote it can read it
+SILENT = frozenset({"redacted_thinking"})  # encrypted: only the server that wrote it can read it
 SHOWN = frozenset({
     "name", "tool_name", "title", "filename", "description", "url", "uri", "query", "text", "thinking", "reasoning",
     "summary", "content", "output", "result", "stdout", "stderr", "lines", "message", "error_code", "queries", "code",
     "logs",
 })  # fmt: skip
-"""Fields of another server's part whose texts a model could have read. All other fields are ids, numbers, or sealed."""
+"""Fields in another server's parts with text for a model. Other fields contain ids, numbers or encrypted text."""
 WRITTEN = frozenset({"input", "arguments", "action"})  # fields that a model wrote: shown as JSON
-MOST_SHOWN = 8192  # characters of another server's part
-MOST_LEVELS = 16  # levels of a part that are searched for texts
-MOST_KINDS, LONGEST_NAME = 8, 64  # kinds that a warning names; characters of a name
+MOST_SHOWN = 8192  # most characters shown of another server's part
+MOST_LEVELS = 16  # most levels of a part that are searched for texts
+MOST_KINDS, LONGEST_NAME = 8, 64  # most kinds in a warning; most characters of a name
 OTHER = "other"  # the kind of a part without a name
 NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 def unsupported(kind: str) -> str:
-    """Return why parts of this kind are refused."""
+    """Return why parts of this type are refused."""
     if kind not in UNREADABLE:
         return "this server cannot read it: expected text"
     return f"{UNREADABLE[kind]} input is not supported: this server reads and writes text only"
 
 
 def stand_in(kind: str) -> str:
-    """Return the line of text that replaces a part of this kind."""
+    """Return the line of text that replaces a part of this type."""
     return f"[{UNREADABLE[kind]}: not shown, since this model reads text only]"
 
 
@@ -61,8 +61,8 @@ def stand_in(kind: str) -> str:
 class ReadPart:
     """A part as the model sees it.
 
-    text: empty if the model sees nothing. kind: the kind under which warnings count the part; empty for a part that is
-    text.
+    text: the text that the model sees; empty: none. kind: the kind under which warnings count the part; empty: no warning
+    counts it.
     """
 
     text: str
@@ -70,7 +70,7 @@ class ReadPart:
 
 
 def read_part(part: JsonValue) -> ReadPart:
-    """Return the text for a part: its own text, a line for an image or a file, or else `[kind: the texts in it]`."""
+    """Return the text for a part: its own text, a line for an image or a file, or `[type: the texts in the part]`."""
     if part is None or isinstance(part, str):
         return ReadPart(part or "")
     if not isinstance(part, dict):
@@ -94,12 +94,12 @@ def read_part(part: JsonValue) -> ReadPart:
 
 
 def kind_name(kind: str) -> str:
-    """Return the type of a part or a tool as a name that lines and warnings can show."""
+    """Return the type of a part or a tool if it can be shown in texts and warnings; otherwise `OTHER`."""
     return kind if NAME.fullmatch(kind) else OTHER
 
 
 def counted(kinds: Counter[str]) -> str:
-    """Return the kinds and how often each occurs, as a text for a warning."""
+    """Return the kinds and their counts as a text for a warning."""
     named = [f"{kind} ({number})" for kind, number in list(kinds.items())[:MOST_KINDS]]
     return ", ".join([*named, f"{len(kinds) - MOST_KINDS} more"] if len(kinds) > MOST_KINDS else named)
 
@@ -112,7 +112,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def texts_in(value: JsonValue) -> str:
-    """Return the readable texts in a value, each on a line of its own."""
+    """Return the readable texts in a value, each on its own line."""
     return "\n".join(filter(str.strip, _texts(value, "text", MOST_LEVELS)))
 
 
@@ -143,11 +143,11 @@ def json_text(value: JsonValue) -> str:
         return ""
 
 
-# ---- Calls, and the results that belong to them. ------------------------------------------------------------------------
+# ---- Calls and their results. -------------------------------------------------------------------------------------------
 
 
 def read_call(call: JsonValue) -> Fields | None:
-    """Return a call in the form of a chat; None if it names no function. The call may be a part of type tool_use."""
+    """Return a call in the form of a chat; None: it names no function. call: a call, or a part of type `tool_use`."""
     if not isinstance(call, dict):
         return None
     function = call.get("function", call)
@@ -162,7 +162,7 @@ def read_call(call: JsonValue) -> Fields | None:
 
 
 class CallPairs:
-    """Matches the results of tools with the calls of the newest answer that has calls."""
+    """Matches the results of tools with the calls of the newest answer with calls."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # the names of the called tools, by the ids of the calls
@@ -170,8 +170,8 @@ class CallPairs:
         self._waiting: dict[str | None, deque[str]] = {}  # ids by the name of the tool; None: of all tools
 
     def call(self, calls: Sequence[Fields], at: int) -> list[Fields]:
-        """Take the calls of an answer, and return them, each with an id. at: the index of the answer's message."""
-        # Ids of 9 letters and digits, as Mistral's templates demand.
+        """Note the calls of an answer, and return the calls, each with an id. at: the index of the answer's message."""
+        # The ids have 9 letters and digits, as Mistral's templates demand.
         named = [_with_id(call, f"call{at:03}{number:02}") for number, call in enumerate(calls)]
         self._names = {call["id"]: call["function"]["name"] for call in named}
         self._open = dict.fromkeys(self._names)
@@ -183,8 +183,8 @@ class CallPairs:
     def answer(self, result: Fields) -> Fields:
         """Return a tool's message with the id of the call that it answers.
 
-        This is the call whose id the message names, or else the first call that has no result. If the message names a
-        tool, this is the first such call of this tool.
+        The message answers the call whose id it names. If it names no known id, it answers the first call without a
+        result; if it names a tool, the first such call of this tool.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)
@@ -198,7 +198,7 @@ class CallPairs:
         return rest | ({"tool_call_id": id} if id else {})
 
     def _first(self, name: str | None) -> str | None:
-        """Return the id of the first call that has no result; None if there is none. name: the tool; None: any tool."""
+        """Return the id of the first call without a result; None: there is none. name: the tool; None: any tool."""
         waiting = self._waiting.get(name, deque())
         while waiting and waiting[0] not in self._open:
             waiting.popleft()
@@ -206,7 +206,7 @@ class CallPairs:
 
 
 def _with_id(call: Fields, made: str) -> Fields:
-    """Return a call whose id is a text. made: the id to use if the call has none."""
+    """Return a call whose id is a text. made: the id for a call without an id."""
     id = call.get("id")
     if isinstance(id, str) and id:
         return call

@@ -1,6 +1,6 @@
-"""Refuses a prompt that is too long before all of its text is tokenised.
+"""Refuses a prompt that is too long before its whole text is tokenised.
 
-A prompt of up to `MOST_COUNTED` bytes is tokenised to its end, so that the error can say how many tokens it has.
+A prompt of up to `MOST_COUNTED` bytes is tokenised completely, so that the error can state the number of its tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...models.model import Model
 from ..http.api_errors import too_long
 from ..http.threads import give_way
 
-MOST_COUNTED = 1 << 20  # bytes: this many take about a second
-SAMPLE = 1 << 18  # characters that are tokenised to estimate the tokens of a larger prompt
+MOST_COUNTED = 1 << 20  # bytes; tokenising this many takes about a second
+SAMPLE = 1 << 18  # characters that are tokenised to estimate the number of tokens of a larger prompt
 
 
 class PromptLength:
     """Counts the tokens of one prompt while it is tokenised.
 
-    limit: the most tokens that the prompt and its answer may have together; None: no limit.
+    limit: the most tokens of the prompt and its answer together; None: no limit.
     """
 
     def __init__(self, model: Model, limit: int | None) -> None:
@@ -31,10 +31,10 @@ class PromptLength:
         self._stops = False
 
     def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
-        """Announce texts that will be tokenised, and token ids.
+        """Announce texts that will be tokenised, and the number of token ids.
 
-        Raises RequestError if the prompt is certainly too long. Each id counts as one token, and each text as at least
-        one. A large prompt has at least as many tokens as its bytes divided by the bytes of the longest token.
+        Raises RequestError if the prompt is certainly too long. An id counts as one token, and a text as at least one
+        token. A large prompt has at least as many tokens as its bytes divided by the bytes of the longest token.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)
@@ -51,7 +51,7 @@ class PromptLength:
     def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the ids (int32) of a text. Raises RequestError if the prompt is too long.
 
-        The caller must `add` the ids.
+        The caller must then `add` their number.
         """
         if not self._stops:
             return self._model.tokenize(text, special=special, begin=begin)
@@ -63,7 +63,7 @@ class PromptLength:
         return np.concatenate(runs)
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens of the prompt. Raises RequestError as soon as a large prompt is too long."""
+        """Add tokens to the count of the prompt. Raises RequestError as soon as a large prompt is too long."""
         give_way()
         self._num_tokens += num_tokens
         self._check()
@@ -77,7 +77,7 @@ class PromptLength:
         raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
 
     def _estimate(self) -> int:
-        """Estimate the tokens of all texts. The estimate is based on the start of a long text."""
+        """Estimate the number of tokens of all texts, from the start of a long text."""
         sample = self._longest[:SAMPLE]
         return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
 

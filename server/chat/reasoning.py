@@ -1,8 +1,8 @@
-"""What a request asks of reasoning. The fields of all APIs have the same meaning on every route.
+"""The fields of a request about reasoning. Each API's fields have the same meaning on every route.
 
 Two fields that contradict each other lead to a 400 that names both. One contradiction is allowed, because programs send
-it: a field switches reasoning off, and another field sets the amount of reasoning. Then the second field has no effect,
-and `warnings` names it.
+it: one field turns reasoning off, and another field sets the amount of reasoning. Then the second field has no effect,
+and a warning names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SWITCH = "enable_thinking"  # the variable of chat templates
 class ReasoningField(Struct, frozen=True):
     """The field `reasoning` of OpenAI and OpenRouter.
 
-    max_tokens: the most tokens of reasoning. exclude: the answer leaves the reasoning out.
+    max_tokens: the most tokens of reasoning. exclude: whether the answer omits the reasoning.
     """
 
     effort: Effort | None = None
@@ -36,9 +36,9 @@ class ReasoningField(Struct, frozen=True):
 
 
 class ThinkingField(Struct, frozen=True):
-    """Anthropic's field `thinking`, which is accepted in other APIs too.
+    """Anthropic's field `thinking`, which other APIs also accept.
 
-    display: with omitted, the answer does not show the text of the reasoning.
+    display: `omitted` hides the text of the reasoning.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -47,7 +47,7 @@ class ThinkingField(Struct, frozen=True):
 
 
 class ReasoningFields(Protocol):
-    """The fields of a chat that are about reasoning."""
+    """The fields of a chat about reasoning."""
 
     @property
     def reasoning_format(self) -> ReasoningFormat | None: ...
@@ -75,13 +75,14 @@ class ReasoningFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AskedReasoning:
-    """What a request asks of reasoning.
+    """The reasoning that a request asks for.
 
-    A field that is None is not set by the request; then settings and chat template decide.
+    None means that the request does not set the value. Then the settings and the chat template decide.
 
-    is_on: whether the model reasons. effort: how much it reasons, for templates that know this. most: the most tokens
-    of reasoning. is_shown: whether the answer has the reasoning. format: where the answer has it. wish: the name of the
-    field that asks for reasoning; empty: none. unused: a warning for each field that has no effect.
+    is_on: whether the model reasons. effort: how much the model reasons, for templates that support this. most: the most
+    tokens of reasoning. is_shown: whether the answer shows the reasoning. format: the place of the reasoning in the
+    answer. wish: the name of the field that asks for reasoning; empty: none. unused: a warning for each field without
+    effect.
     """
 
     is_on: bool | None = None
@@ -99,7 +100,7 @@ class AskedReasoning:
 
 
 def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
-    """Return what a request asks of reasoning. Raises RequestError for two fields that contradict each other."""
+    """Return the reasoning that a request asks for. Raises RequestError if two fields contradict each other."""
     given, thinking, think = fields.reasoning or ReasoningField(), fields.thinking, fields.think
     effort = _agreed(
         ("reasoning_effort", fields.reasoning_effort or None),
@@ -150,7 +151,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field that has a value, and the value. Raises RequestError if a later field has another value."""
+    """Return the first field with a value, and the value. Raises RequestError if a later field has another value."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -171,9 +172,9 @@ def _least(budget: int | None) -> int | None:
 
 
 def warnings_of(asked: AskedReasoning, *, knows_reasoning: bool) -> Iterable[str]:
-    """Yield a warning if a request asks for reasoning but the chat template knows none.
+    """Yield a warning if a request asks for reasoning that the chat template does not support.
 
-    A request that only allows reasoning does not ask for it.
+    Anthropic's `thinking.type` only allows reasoning, so it leads to no warning.
     """
     if asked.wish and asked.wish != "thinking.type" and not knows_reasoning:
         yield f"{asked.wish} has no effect: the chat template knows no reasoning"

@@ -1,4 +1,4 @@
-"""The sampling fields that all bodies have, and their defaults."""
+"""The sampling fields of all bodies, and their defaults."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..http.api_errors import RequestError
 JsonValue = Any  # a decoded value whose type is not checked here: msgspec knows no `object`
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Window = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # a number of tokens or a time; -1: the longest
-MAX_BIASES = 1 << 15  # tokens of a logit_bias: their logits change at every token
-MAX_PROBS, MAX_TOP = 100, 20  # the most probable tokens listed for each token, by llama-server's field and by OpenAI's
-MOST_LISTED = 4_000_000  # tokens with probabilities in an unstreamed answer: 80 bytes each
-MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # names; texts that end a repetition; characters of such a text
+MAX_BIASES = 1 << 15  # most tokens of a logit_bias: their logits change at every token
+MAX_PROBS, MAX_TOP = 100, 20  # most candidates listed for each token, in llama-server's field and in OpenAI's field
+MOST_LISTED = 4_000_000  # most tokens with probabilities in an unstreamed answer: each takes 80 bytes
+MAX_SAMPLERS, MAX_BREAKERS, MAX_BREAKER = 32, 64, 256  # most names; texts that end a repetition; characters of such a text
 
 
 class SamplingVocabulary(Protocol):
-    """What the sampling fields need to know of a model."""
+    """The parts of a model that the sampling fields need."""
 
     num_vocab: int
 
@@ -37,7 +37,7 @@ class SamplingVocabulary(Protocol):
 
 
 def _given(name: str) -> tuple[str, Any, None]:
-    """Return a field for a number. Its type has a range only if a number outside the range is refused."""
+    """Return a field for a number. The field's type has a range only if numbers outside the range are refused."""
     parameter = NUMBERS[name]
     kind: Any = Int32
     if not isinstance(getattr(UNSET, name), int):
@@ -48,13 +48,13 @@ def _given(name: str) -> tuple[str, Any, None]:
 
 
 Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
-"""A field for each parameter that is a number."""
+"""A struct with a field for each parameter that is a number."""
 
 
 class SamplingOptions(Numeric, frozen=True):
-    """The sampling fields. A number outside its parameter's range is clamped, unless its type in this class refuses it.
+    """The sampling fields. A number outside its parameter's range is clamped, unless its field's type refuses it.
 
-    Only two kinds of numbers are declared here: OpenAI's, and those whose range in requests differs from the parameter's.
+    Of the numbers, this class declares only OpenAI's fields and fields whose range differs from the parameter's range.
     """
 
     temperature: float | None = None
@@ -83,7 +83,7 @@ class SamplingOptions(Numeric, frozen=True):
             )
 
     def sampling(self, vocabulary: SamplingVocabulary, defaults: Sampling) -> Sampling:
-        """Return the sampling parameters: the given fields, and the defaults of all others. Raises RequestError."""
+        """Return the sampling parameters: the request's fields, and defaults for the other fields. Raises RequestError."""
         given: dict[str, JsonValue] = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
         if given.get("dry_base", 1) < 1:
             del given["dry_base"]
@@ -103,7 +103,7 @@ class SamplingOptions(Numeric, frozen=True):
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:
-        """Return how many of the most probable tokens are listed for each token; None: the request asks for no logprobs."""
+        """Return how many candidates are listed for each token; None: the request asks for no logprobs."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:
@@ -112,7 +112,7 @@ class SamplingOptions(Numeric, frozen=True):
 
 
 def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> tuple[str, ...]:
-    """Return the names of samplers from a list of names or a text of letters. Raises RequestError."""
+    """Return the names of samplers. samplers: a list of names, or a text of letters. Raises RequestError."""
     if len(samplers) > MAX_SAMPLERS:
         raise RequestError(f"samplers: expected at most {MAX_SAMPLERS} of them", param="samplers")
     known = {letter: name for name, letter in SAMPLERS.items()} if isinstance(samplers, str) else ALIASES
@@ -127,7 +127,7 @@ def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> 
 
 
 def _biases(given: dict[str, JsonValue] | Sequence[JsonValue], vocabulary: SamplingVocabulary) -> dict[int, float]:
-    """Return the bias of each token. A text as a key means all its tokens; biases of one token are added.
+    """Return the bias of each token. A text as a key gives its bias to all tokens of the text. Biases of a token add up.
 
     Raises RequestError.
     """
@@ -179,10 +179,10 @@ def _wrong_bias(why: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """The defaults of fields that a request does not set.
+    """The defaults for fields that a request does not set.
 
-    caches: the default of `cache_prompt`. draft: the default of `draft`. limit: the default of `max_tokens`; -1: no limit.
-    sampling: the defaults of the sampling fields.
+    caches: the default of `cache_prompt`. limit: the default of `max_tokens`; -1: no limit. sampling: the defaults of the
+    sampling fields.
     """
 
     caches: bool
@@ -194,8 +194,8 @@ class Defaults:
     def of(cls, settings: Settings, vocabulary: SamplingVocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
         """Return the defaults that the settings give. Raises SettingsError.
 
-        of_file: the sampling parameters that the model's file recommends. They replace settings that the user has not
-        given.
+        of_file: the sampling parameters that the model's file recommends. They replace settings that the user does not
+        set.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))
@@ -215,14 +215,14 @@ class Defaults:
 
 
 def _breakers(text: str) -> list[str] | None:
-    """Return the texts in --dry-sequence-breaker; None: llama-server's default texts."""
+    """Return the texts in --dry-sequence-breaker; None: the default texts, which are llama-server's."""
     if not text or text == "none":
         return [] if text else None
     return [line.replace("\\n", "\n").replace("\\t", "\t") for line in text.split("\n")]
 
 
 def _default_bias(text: str) -> tuple[int, float | bool]:
-    """Return a token and its bias from a text such as 15043+1, 15043-0.5, or 15043-inf for never. Raises SettingsError."""
+    """Parse a token and its bias, such as 15043+1, 15043-0.5, or 15043-inf for never. Raises SettingsError."""
     found = re.fullmatch(r"\s*([0-9]{1,9})(?:(-inf)|([+-][0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?))\s*", text)
     if found is None:
         raise SettingsError(f"--logit-bias {text!r}: expected a token's id and a bias, such as 15043+1 or 15043-inf")

@@ -1,4 +1,4 @@
-"""The sessions that clients name: their first instructions, their newest prompts, and how they shorten a history."""
+"""The sessions that clients name: their first instructions, their newest prompts, and how clients shorten histories."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .volatile import ChangedText, Instructions, Lineage, encode, restore
 
 # ---- The prompts of a session -------------------------------------------------------------------------------------------
 
-MOST_BRANCHES = 16  # prompts of a session: those of the main agent and its sub-agents
+MOST_BRANCHES = 16  # most prompts of a session, from the main agent and its sub-agents
 OPENING = 32  # tokens at the end of a prompt that open the answer; the next turn may have other tokens there
-LEAST_QUOTE = 40  # characters of an answer that is recognised: a shorter one may occur elsewhere by chance
+LEAST_QUOTE = 40  # least characters of an answer that is recognised: a shorter answer may occur elsewhere by chance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
     """A prompt of a session and its answer.
 
-    scope: the scope of the KV. tokens: the tokens (int32) of prompt and answer. num_prompt: the number of the prompt's
-    tokens. answer: the answer's text, if it has no calls and is long enough to be recognised.
+    scope: the scope of the KV. tokens: the tokens (int32) of the prompt and the answer. num_prompt: the number of the
+    prompt's tokens. answer: the answer's text; empty if the answer has calls or is too short to be recognised.
     """
 
     scope: Scope
@@ -45,18 +45,15 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this one.
-
-        The tokens of the answer may have changed when it came back.
-        """
+        """Return whether another prompt continues this prompt. It may have other tokens for this prompt's answer."""
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text of a chat's last message, and the texts of the messages between it and the previous answer.
+    """Return the text of a chat's last message, and the texts of the messages between the previous answer and this message.
 
-    The text of the last message is empty if the message is a call or is short.
+    The first text is empty if the last message has calls or is short.
     """
     if not entries:
         return "", []
@@ -81,21 +78,21 @@ def _texts(message: Mapping[str, object]) -> list[str]:
 # ---- Sessions -----------------------------------------------------------------------------------------------------------
 
 MOST_SESSIONS = 4096
-MOST_TOOLS = 64  # sets of tools in a session, each with its own instructions, since sub-agents have other tools
-MOST_BYTES = 96 << 20  # bytes of all sessions
-MOST_INSTRUCTIONS = 32 << 20  # bytes of instructions within `MOST_BYTES`, so that new prompts keep some room
+MOST_TOOLS = 64  # most sets of tools in a session, each with its own instructions, since sub-agents have other tools
+MOST_BYTES = 96 << 20  # most bytes of all sessions
+MOST_INSTRUCTIONS = 32 << 20  # most bytes of instructions within `MOST_BYTES`, so that prompts keep some room
 
 SessionKey = tuple[str, str]
-"""A scope, and a session's name in the scope."""
+"""A scope, and the name of a session in this scope."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What is known of one session.
+    """The known data of one session.
 
     instructions: the first instructions, by a digest of the tools; they survive a restart. branches: the newest
-    prompts. compaction: how the client shortens its history. counted: the bytes of instructions, and of everything
-    else, that the store has counted for this session.
+    prompts. compaction: how the client shortens its history. counted: the `sizes` that the store has counted for this
+    session.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -118,27 +115,27 @@ class Session:
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
-    Locks: the store's lock guards everything but the texts of instructions. The event loop takes it, so work under it
-    is short and waits for nothing. A comparison of instructions may take long, so a thread compares them under these
-    instructions' own lock. Under it the thread may take the store's lock, but never the other way round. Instructions
-    that are dropped while a thread uses them are marked. The thread still makes its prompt, but its changes are neither
-    counted nor written.
+    Locks: the store's lock guards everything except the texts of instructions. The event loop takes this lock, so work
+    under it is short and waits for nothing. A comparison of instructions may take long, so a thread compares them under
+    these instructions' own lock. A thread with that lock may take the store's lock, but never the other way round.
+    Instructions that are dropped while a thread uses them are marked. The thread still makes its prompt, but its changes
+    are neither counted nor written.
 
-    Bounds: if there are too many sessions, the least recently used are dropped. If there are too many bytes, prompts
-    and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too many
-    bytes, since without them a session's next prompt continues no earlier one. A session that exceeds a bound by itself
-    does not evict other sessions.
+    Bounds: if there are too many sessions, the least recently used sessions are dropped. If there are too many bytes,
+    prompts and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too
+    many bytes, since a session without them cannot reuse its earlier prompts. A session that alone exceeds a bound does
+    not evict other sessions.
 
-    Stored conversations have names and bounds of their own (see `Conversations`). The token ids of an answer are found
-    by its text, in any session of the scope (see `AnswerMemory`).
+    Stored conversations have their own names and bounds (see `Conversations`). The token ids of an answer are found by
+    its text, in any session of the scope (see `AnswerMemory`).
 
-    files: the files of instructions, which are read at once; None: the store is in memory only.
+    files: the files of instructions, which are read immediately; None: the store is only in memory.
     """
 
     def __init__(self, files: ChatFiles | None = None) -> None:
         self._files, self._lock = files, Lock()
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # the least recently used first
-        self._num_kept = self._num_cached = 0  # bytes of instructions, and of all else
+        self._num_kept = self._num_cached = 0  # bytes of instructions, and of everything else
         for instructions in () if files is None else restore(files):
             scope, name, tools = instructions.lineage
             session = self._used((scope, name))
@@ -154,9 +151,10 @@ class Sessions:
         return session is not None and any(session.counted)
 
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Replace instructions by the session's first ones: see `Instructions.settle`. Not for the event loop.
+        """Replace instructions by the session's first instructions: see `Instructions.settle`. Not for the event loop.
 
-        lineage: names the scope, the session and the tools. Raises TemplateError for contents that are not text.
+        lineage: the scope, the session's name and the digest of the tools. Raises TemplateError for contents that are not
+        text.
         """
         scope, name, tools = lineage
         with self._lock:
@@ -172,10 +170,10 @@ class Sessions:
         return settled
 
     def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
-        """Remember an answered prompt, in place of the prompt that it continues. Return the prompts that are done.
+        """Remember an answered prompt, in place of the prompt that it continues. Return the finished prompts.
 
-        heard: the texts that follow the answer before. A prompt is done if its own answer is contained in these texts,
-        as when a parent has got the last message of its sub-agent. Prompts that are done are forgotten.
+        heard: the texts after the previous answer, from `spoken`. A prompt is finished if these texts contain its answer:
+        for example, a parent agent has received the last message of its sub-agent. Finished prompts are forgotten.
         """
         with self._lock:
             session = self._used(key)
@@ -198,7 +196,7 @@ class Sessions:
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
         """Forget a session, and return its prompts. Without a name, forget the texts of all sessions of a scope.
 
-        In the second case their prompts stay known, since the KV of running requests is not dropped with its scope.
+        Without a name, prompts are not forgotten, since the KV of running requests is not dropped with its scope.
         """
         ended: list[Branch] = []
         with self._lock:
@@ -220,7 +218,7 @@ class Sessions:
         return session
 
     def _keep(self, session: Session, instructions: Instructions) -> None:
-        """Count and write the changes of a request."""
+        """Count and write the changes that a request made to its instructions."""
         changed, instructions.changed = instructions.changed, {}
         if instructions.is_forgotten:
             return
@@ -235,7 +233,7 @@ class Sessions:
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
         """Drop the oldest instructions of a session, with their files.
 
-        most: for how many sets of tools the instructions stay.
+        most: the number of sets of tools whose instructions stay.
         """
         while len(session.instructions) > most:
             _, instructions = session.instructions.popitem(last=False)
@@ -249,7 +247,7 @@ class Sessions:
         self._num_cached += session.counted[1] - cached
 
     def _make_room(self, newest: Session) -> None:
-        """Drop what was used least recently. newest: emptied first if it alone exceeds a bound."""
+        """Drop least recently used data until the bounds hold. newest: the session to empty first if it is too large."""
         while len(self._sessions) > MOST_SESSIONS:
             self._empty(self._sessions.popitem(last=False)[1])
         if newest.is_too_large:
@@ -263,7 +261,7 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether the instructions take too much memory, and whether everything together does."""
+        """Whether the instructions take too much memory, and whether everything together takes too much memory."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:

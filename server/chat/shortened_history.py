@@ -1,4 +1,4 @@
-"""Histories that this server shortens: the question that asks for a summary, and the messages of the shortened history."""
+"""Histories that this server shortens: the question for a summary, and the messages of the shortened history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sampling_fields import JsonValue
 
 Fields = dict[str, JsonValue]
 
-KEPT = ("user", "system", "developer")  # the roles whose messages stay
+KEPT = ("user", "system", "developer")  # the roles whose messages a shortened history keeps
 QUESTION: Mapping[str, JsonValue] = {
     "role": "user",
     "content": "Write a summary of this conversation, so that the work can go on from the summary and the user's messages "
@@ -23,8 +23,8 @@ QUESTION: Mapping[str, JsonValue] = {
 SAID = msgspec.json.encode(QUESTION)
 """The question, as JSON."""
 FORM = "Summary of the conversation so far, in place of all but the user's messages:\n\n{}"
-MOST_TOKENS = 4096  # tokens of a summary and its reasoning, unless the request sets a limit
-LONGEST, MOST = 256 << 10, 1000  # bytes and number of messages that stay; a larger history is not computed ahead
+MOST_TOKENS = 4096  # most tokens of a summary and its reasoning, unless the request sets a limit
+LONGEST, MOST = 256 << 10, 1000  # most bytes and messages of a shortened history that is computed ahead
 NO_SUMMARY = "the model wrote no summary of the conversation"
 SUMMARY = msgspec.json.encode({"role": "user", "content": FORM.format("")})[:-2]
 """The start of a message with a summary, as JSON."""
@@ -38,18 +38,18 @@ def summary_message(text: str) -> Fields:
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
     """Return the messages that a shortened history keeps.
 
-    It drops instructions for one turn, and an earlier summary, since the new summary covers it.
+    The history drops instructions for one turn. It also drops an earlier summary, since the new summary covers it.
     """
     return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a client keeps of a shortened history, as hashes of messages.
+    """The messages that a client keeps in a shortened history, as hashes.
 
-    said: the messages that stayed at the last summary, in order; empty once the shortened history has come back. late:
-    messages that the client moves towards the end, before its last message. dropped: messages that could stay, but that
-    the client drops.
+    said: the messages that could stay at the last summary, in order; empty once the shortened history has come back.
+    late: messages that the client moves towards the end, before its last message. dropped: messages that could stay, but
+    that the client drops.
     """
 
     said: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return what a history after the summary reveals: which messages the client moved, and which it dropped."""
+        """Return the `Kept` that a history after the summary reveals: the messages that the client moved or dropped."""
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
@@ -77,10 +77,7 @@ class Kept:
         return Kept((), frozenset(late), frozenset(places) - frozenset(back))
 
     def order(self, stays: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-        """Return the messages that the client is likely to keep, in the client's order.
-
-        stays: the messages that could stay.
-        """
+        """Return the messages that the client is likely to keep, in the client's order. stays: all messages of `kept`."""
         here = [entry for entry in stays if hash(entry.said) not in self.dropped]
         late = [entry for entry in here if hash(entry.said) in self.late]
         early = [entry for entry in here if hash(entry.said) not in self.late]
@@ -88,10 +85,10 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Return the messages that are likely to follow a summary, and what is now known of the client.
+    """Return the likely messages of the request after a summary, and the new `Kept` of the client.
 
-    None: the history does not end with a summary, or the messages are too large. entries: the history, our question for
-    a summary, and the answer. known: what the client kept before.
+    Return None if the history does not end with a summary, or if the messages are too large. entries: the history, our
+    question for a summary, and the answer. known: the old `Kept` of the client.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

@@ -1,6 +1,6 @@
 """Documents in the text of messages, on request: a pasted list becomes documents at the same place.
 
-A list is found by the text of its message alone, so each turn finds the same list.
+The search for a list uses only the text of its message, so each turn finds the same list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .volatile import INSTRUCTIONS
 
 LIST_ROLES = (*INSTRUCTIONS, "user")
 OF_AN_ID = re.compile(r"\d|\A[a-f]+\Z")  # matches stop strings that could occur within an id
-MOST_UNTOUCHED = 32  # untouched lists that a report names, each with a reason
+MOST_UNTOUCHED = 32  # most untouched lists in a report, each with a reason
 HAS_OWN = "the message has documents of its own"
 HAS_PLACE = "the message has the character U+FDD0"
 ONE_LIST = "another list of the message was taken"
@@ -34,8 +34,8 @@ SHOWS_TOKENS = "the tokens of the answer are asked for, which name no numbers"
 class TextList:
     """A list of documents in a text, for the report.
 
-    message: the index of the message in the request. It is negative for the instructions of a response, which precede
-    the messages. count: the number of documents. reason: why the list stays text; empty if it became documents.
+    message: the index of the message in the request; negative for the instructions of a response, which precede the
+    messages. count: the number of documents. reason: why the list stays text; empty: the list became documents.
     """
 
     message: int
@@ -44,10 +44,7 @@ class TextList:
     reason: str = ""
 
     def shown(self, order: Sequence[int]) -> dict[str, object]:
-        """Return the list in the form of the answer's report.
-
-        order: the ranks of the documents in the order of the prompt.
-        """
+        """Return the list's entry in the answer's report. order: the ranks of the documents in the prompt's order."""
         where = self.message if self.message >= 0 else "instructions"
         fields: dict[str, object] = {"message": where, "format": self.format}
         if self.reason:
@@ -57,7 +54,7 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """Messages in which PLACE replaces each list of documents. lists: the lists, by the index of the message."""
+    """Messages in which PLACE replaces each list of documents. lists: the lists, by the message's index."""
 
     messages: Sequence[Message]
     lists: Mapping[int, PastedList]
@@ -69,19 +66,19 @@ class CutMessages:
 
 
 Given = Mapping[int, Sequence[Document]]
-"""The documents in fields of messages, by the index of the message."""
+"""The documents in fields of messages, by the message's index."""
 Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
 def keep_lists(messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return the messages unchanged, for a request that does not want lists to be cut out."""
+    """Return the messages unchanged, for requests that keep lists as text."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
     """Return the messages unchanged, for a template that does not show the places of the lists.
 
-    cut: finds the lists, for the report.
+    cut: finds the lists for the report.
     """
     report = [
         one if one.reason else TextList(one.message, one.format, reason=REWRITTEN) for one in cut(messages, given).report
@@ -90,9 +87,9 @@ def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages
 
 
 def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -> CutMessages:
-    """Find lists of documents in messages, at most one in each message, and cut them out.
+    """Find lists of documents in messages, at most one list in each message, and cut the lists out.
 
-    no_numbers: why numbered lists stay text; empty if they do not.
+    no_numbers: why numbered lists stay text; empty: they are cut out, too.
     """
     shown, lists = list(messages), dict[int, PastedList]()
     report, untouched = list[TextList](), list[TextList]()
@@ -120,7 +117,7 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
 
 
 def numbers_refused(request: ChatRequest) -> str:
-    """Return why the numbers of lists have to stay; empty if ids may replace them."""
+    """Return why the numbers of lists must stay; empty: ids may replace them."""
     if request.is_constrained:
         return CONSTRAINED
     if any(OF_AN_ID.search(stop) for stop in request.stops()):
@@ -129,12 +126,12 @@ def numbers_refused(request: ChatRequest) -> str:
 
 
 def places(messages: Sequence[Message]) -> list[int]:
-    """Return how many lists were cut out of each message."""
+    """Return the number of lists that were cut out of each message."""
     return [text_of(message.get("content")).count(PLACE) for message in messages]
 
 
 def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
-    """Yield the texts of a message's content, each with the index of its part; None if the whole content is one text."""
+    """Yield the texts of a message's content, each with the index of its part; None: the content is one text."""
     content = message.get("content")
     if isinstance(content, str):
         yield None, content
@@ -144,7 +141,7 @@ def _texts(message: Message) -> Iterator[tuple[int | None, str]]:
 
 
 def _with_text(message: Message, part: int | None, text: str) -> Message:
-    """Return the message with another text in one of its parts."""
+    """Return the message with a new text in one of its parts."""
     content = message.get("content")
     if not isinstance(content, list) or part is None:
         return {**message, "content": text}

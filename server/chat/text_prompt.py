@@ -18,7 +18,7 @@ from .prompt_length import PromptLength
 
 
 def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
-    """Yield each prompt of a request with its path in the body. A list that contains no number is a list of prompts.
+    """Yield each prompt of a request, with its path in the body. A list without a number is a list of prompts.
 
     Raises RequestError for an empty list.
     """
@@ -31,7 +31,7 @@ def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, o
         yield f"{where}[{at}]", prompt
 
 
-MOST_TEXTS = 10_000  # texts of one prompt: each is a call of llama.cpp, which takes as long as hundreds of ids
+MOST_TEXTS = 10_000  # most texts of one prompt: each text is a call of llama.cpp, which takes as long as hundreds of ids
 
 
 class TextTokens:
@@ -45,9 +45,9 @@ class TextTokens:
     ) -> np.ndarray:
         """Return the ids (int32). Raises RequestError for a wrong part, or if there are more than `MOST_TEXTS` texts.
 
-        where: the name of the field, for the error. special: control tokens in texts count as such. begin: a text at
-        the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens that the prompt and its
-        answer may have together. RequestError is also raised if the prompt is too long: see `PromptLength`.
+        where: the name of the field, for the error. special: whether texts may contain control tokens. begin: whether a
+        text at the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens of the prompt and its
+        answer together; a longer prompt raises RequestError, too: see `PromptLength`.
         """
         parts = _parts(given, where)
         texts = [part for part in parts if isinstance(part, str)]
@@ -81,7 +81,7 @@ class TextTokens:
 
 
 def _parts(given: object, where: str) -> list[object]:
-    """Return the texts and ids of a single prompt. `{"prompt_string": text}` also counts as a prompt."""
+    """Return the texts and ids of a single prompt, which may also be `{"prompt_string": text}`. Raises RequestError."""
     if isinstance(given, dict):
         if "multimodal_data" in given:
             raise RequestError(f"{where}.multimodal_data: this server reads no images", param=f"{where}.multimodal_data")
@@ -100,11 +100,11 @@ def _is_number(part: object) -> bool:
 
 
 # ---- Infill -------------------------------------------------------------------------------------------------------------
-# The prompt that fills a gap in a text, after other files of the project (Hui et al. 2024, section 3.2.2).
+# The prompt that fills a gap in a text, with other files of the project before it (Hui et al. 2024, section 3.2.2).
 #
-# The other files come first, and whole, so that their KV is reused while the text around the gap changes.
+# The other files come first and are never cut, so that their KV is reused while the text around the gap changes.
 
-WINDOW = 2048  # tokens around the gap, llama-server's default: three quarters before the gap
+WINDOW = 2048  # most tokens around the gap, three quarters of them before it; llama-server's default
 REPOSITORY, FILE = "myproject\n", "filename\n"  # requests name neither their project nor their file
 SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, in a vocabulary without a token for files
 
@@ -112,8 +112,8 @@ SNIPPET = "\n\n--- snippet ---\n\n"  # before a file, in a vocabulary without a 
 class Infill:
     """Makes the infill prompts of one model. Safe from several threads.
 
-    limit: the most tokens of a prompt and its answer together. suffix_first: the suffix stands before the prefix, as
-    some models were trained.
+    limit: the most tokens of a prompt and its answer together. suffix_first: whether the suffix stands before the prefix,
+    as in the training of some models.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Infill:
         self._limit, self._window = limit, min(WINDOW, limit // 2)
 
     def parts(self, request: InfillRequest, tokenize: Tokenize) -> list[Fixed]:
-        """Return the parts of a prompt.
+        """Return the parts of a prompt. Raises RequestError.
 
-        Raises RequestError. tokenize: tokenises a text, in which control tokens are ordinary text.
+        tokenize: tokenises a text, with control tokens as ordinary text.
         """
         around = self._around(request, tokenize(request.prompt))
         room = self._limit - self._window - 2 * max(request.limit(), 0)
@@ -135,7 +135,7 @@ class Infill:
 
     def _around(self, request: InfillRequest, start: np.ndarray) -> list[Fixed]:
         """Return the end of the prefix and the start of the suffix, as far as the window allows."""
-        most = self._window * self._longest  # characters that can count
+        most = self._window * self._longest  # the window cannot have more characters
         before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
         tail = self._tokens(request.input_suffix, "input_suffix", slice(most))
         before = before[max(len(before) - self._window * 3 // 4, 0) :]
@@ -150,7 +150,7 @@ class Infill:
         return self._texts.tokens(part, where, special=False, begin=False)
 
     def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the project's name, as many of its last files as fit, and the name of the file with the gap."""
+        """Yield the project's name, as many of the last files as fit, and the name of the file with the gap."""
         if self._special.repository >= 0:
             yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)
         yield from reversed(list(self._last_files(files, tokenize, room)))
@@ -158,9 +158,9 @@ class Infill:
             yield Fixed(_after(self._special.file, tokenize(FILE)), "the file's name", ends=False)
 
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the files that fit, the last one first.
+        """Yield the files that fit, the last file first.
 
-        Files are never cut, since a cut file would change the prefix each time.
+        Files are never cut, since a cut would change the prefix with each request.
         """
         for file in reversed(files):
             if len(file.filename) + len(file.text) > room * self._longest:

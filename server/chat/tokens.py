@@ -17,12 +17,12 @@ from ...models.marks import TextPiece
 from ...models.template import Message
 
 # ---- The model's answers in later prompts -------------------------------------------------------------------------------
-# Where the template writes the same text again, the prompt gets the sampled ids.
+# If the template writes an answer's text again, the prompt gets the sampled ids.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """An answer: its text with all tags, and the ids (int32) that were sampled for it."""
+    """An answer: its text with all tags, and its sampled ids (int32)."""
 
     text: str
     tokens: np.ndarray
@@ -32,8 +32,8 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the piece's ids if the model wrote it; None: the piece must be tokenised. rewritten: the message's index of a
-    known answer that the template writes in other words near this piece; None: there is none.
+    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of a
+    message whose sampled ids are known, but which the template writes in other words near this piece; None: none.
     """
 
     piece: TextPiece
@@ -42,10 +42,7 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return the key of an answer, made of its content and its calls.
-
-    The key stays the same when the answer comes back.
-    """
+    """Return the key of an answer: its content and its calls, so that the key is the same when the answer comes back."""
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -55,10 +52,10 @@ def answer_key(message: Message) -> str:
 def place_answers(
     pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
 ) -> list[Shown]:
-    """Replace the pieces that spell an answer by the ids that were sampled for it.
+    """Replace the pieces that spell an answer by the answer's sampled ids.
 
-    answers: by the index of the message. touches_control: returns whether a text contains or may complete a control
-    token. Such a text from a client is never replaced.
+    answers: the answers by the message's index. touches_control: returns whether a text contains or may complete a
+    control token. Such a text from a client is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -76,7 +73,7 @@ def place_answers(
 
 
 class _Regions:
-    """Finds the pieces of a message: those after the pieces of earlier messages and before the pieces of later ones."""
+    """Finds the pieces of a message: all pieces after the earlier messages and before the later messages."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
@@ -85,14 +82,14 @@ class _Regions:
         self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from a piece on
 
     def of(self, message: int) -> tuple[int, int]:
-        """Return the range of a message's pieces: after those of earlier messages, before those of later ones."""
+        """Return the range of a message's pieces."""
         before, after = bisect_left(self._earliest, message), bisect_right(self._latest, message)
         first = self._places[before - 1] + 1 if before else 0
         return first, self._places[after] if after < len(self._places) else self._num_pieces
 
 
 def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
-    """Return the position of a text in the joined pieces; None if it is not there or must not be replaced."""
+    """Return the position of a text in the joined pieces; None: the text is not there or must not be replaced."""
     place, at = "".join(each.piece.text for each in shown).find(text), 0
     if place < 0:
         return None
@@ -108,7 +105,7 @@ def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bo
 def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
     """Return the pieces with an answer's ids in place of its text.
 
-    place: the position in the joined pieces. answered: the message's index and the answer.
+    place: the position of the text in the joined pieces. answered: the message's index and the answer.
     """
     message, answer = answered
     end, at = place + len(answer.text), 0
@@ -123,7 +120,7 @@ def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled])
     return [part for part in parts if part.piece.text]
 
 
-OVERHEAD = 500  # bytes of an entry without its texts and tokens, about
+OVERHEAD = 500  # approximate bytes of an entry without its texts and tokens
 
 ScopedText = tuple[str, str]
 
@@ -141,7 +138,7 @@ class TokensByText:
         self._lock = Lock()
 
     def recall(self, scope: str, text: str) -> np.ndarray | None:
-        """Return the ids of a text in a scope; None if they are unknown."""
+        """Return the ids of a text in a scope; None: they are unknown."""
         key = scope, text
         with self._lock:
             if (tokens := self._entries.get(key)) is not None:
@@ -171,7 +168,7 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 class TokenCache(TokensByText):
     """Tokenises each text only once: documents, and messages that come back in every turn.
 
-    Scopes do not share entries, so the duration of a call reveals nothing about other scopes.
+    Scopes share no entries, so the duration of a call reveals nothing about other scopes.
     """
 
     def __init__(self, tokenize: Callable[[str], np.ndarray], max_bytes: int = 64 << 20) -> None:
@@ -179,7 +176,7 @@ class TokenCache(TokensByText):
         self._tokenize = tokenize
 
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
-        """Return the ids (int32) of `text`; they are read-only. tokenise: makes the same ids, but may refuse the text."""
+        """Return the read-only ids (int32) of a text. tokenise: a function with the same result that may refuse the text."""
         tokens = self.recall(scope, text)
         if tokens is None:
             tokens = (tokenise or self._tokenize)(text)
@@ -188,9 +185,9 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The sampled ids of answers. They spell exactly the bytes of the text.
+    """The sampled ids of answers. The ids spell exactly the bytes of the text.
 
-    KV exists for the sampled ids only. When the text comes back as history, tokenising it may give other ids.
+    Only the sampled ids have KV. If the text comes back as history, tokenising it may give other ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:

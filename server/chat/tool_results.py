@@ -1,6 +1,6 @@
 """Tool results as documents, on request: lists of documents are ordered, and repeated text is not shown again.
 
-How a result is shown depends only on the messages before it, so the prompts of a conversation keep their common
+The text of a result in the prompt depends only on earlier messages, so the prompts of a conversation keep their common
 prefixes.
 """
 
@@ -13,17 +13,14 @@ from zlib import crc32
 from ...models.template import Message
 from ...ordering.document import TOOLS, beside_documents, documents_in
 
-LEAST = 200  # characters of a repetition: a reference takes 30 tokens
-EVERY, LONGEST = 4, 64  # about the mean number of lines in a block, without blank lines; and the most lines
-QUOTE = 40  # characters of a line that a reference quotes
-VALUE = 100  # the most characters of a line that is a name and a value
+LEAST = 200  # least characters of a repetition: a reference takes 30 tokens
+EVERY, LONGEST = 4, 64  # approximate mean lines of a block, without blank lines; most lines
+QUOTE = 40  # most characters of a line that a reference quotes
+VALUE = 100  # most characters of a line with a name and a value
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
-    """Return the messages as a prompt shows them.
-
-    Also return, by message index, the earlier results that a message refers to.
-    """
+    """Return the messages as a prompt shows them, and by the message's index the earlier results that it refers to."""
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
     for at, message in enumerate(messages):
@@ -43,7 +40,7 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
 def make_places(messages: Sequence[Message], documents: Mapping[int, int]) -> list[Message]:
     """Give a content to each tool message that has only documents, since templates drop empty messages.
 
-    documents: the number of documents in a message, by the index of the message.
+    documents: the number of documents in a message, by the message's index.
     """
     shown = list(messages)
     for at, number in documents.items():
@@ -69,7 +66,7 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLines:
-    """Lines [start, stop) of the result with this number, which was the first to show them."""
+    """Lines [start, stop) of the first result that showed them. number: the number of this result."""
 
     number: int
     start: int
@@ -87,7 +84,7 @@ class ResultTexts:
     _seen: dict[str, RepeatedLines] = field(default_factory=dict)
 
     def show(self, text: str) -> WrittenResult:
-        """Return the text of a result. A reference replaces each run of lines that an earlier result has shown."""
+        """Return the text of a result. A reference replaces consecutive lines that an earlier result has shown."""
         pieces, results, new = [f"[result {self.number}]\n"], dict[str, None](), list[tuple[str, int]]()
         for source, blocks in self._runs(text):
             block = "".join(written for written, _ in blocks)
@@ -102,10 +99,10 @@ class ResultTexts:
         return WrittenResult("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
-        """Yield runs of blocks, each with the equal lines of an earlier result; None: the run is new.
+        """Yield runs of consecutive blocks, each with the equal lines of an earlier result; None: the run is new.
 
-        A list of values counts as new, unless an earlier result has every block. Such lists are short, and a model that
-        looks for a value of this file finds it best in this file.
+        A list of values counts as new, unless all blocks of the result are known. Such lists are short, and a model that
+        looks for a value of a file finds it best in the text of this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)
@@ -127,8 +124,8 @@ class ResultTexts:
 def blocks_of(text: str) -> Iterator[tuple[str, int]]:
     """Yield a text in blocks of lines, each with the number of its first line, from 0.
 
-    A block is a paragraph with the blank line after it. A long paragraph is cut after each line that has a certain
-    checksum. So the cuts depend on content and not on position, and equal passages of two texts have equal blocks.
+    A block is a paragraph with the blank line after it. A long paragraph is cut after lines with certain checksums. So
+    the cuts depend on the content instead of the position, and equal passages of two texts have equal blocks.
     """
     lines: list[str] = []
     start = filled = 0  # filled: lines of the block that are not blank
@@ -146,7 +143,7 @@ def blocks_of(text: str) -> Iterator[tuple[str, int]]:
 
 
 def lists_values(block: str) -> bool:
-    """Return whether at least half of the lines in a block are a name and a value, such as `Availability: 99.9 %`."""
+    """Return whether at least half of a block's lines have a name and a value, such as `Availability: 99.9 %`."""
     lines = [line for line in block.splitlines() if line.strip()]
     return 2 * sum(map(_has_value, lines)) >= len(lines) > 0
 
@@ -165,7 +162,7 @@ def _reference(source: RepeatedLines, text: str) -> str:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a content that is a text or a list of text parts; empty for any other content."""
+    """Return the text of a content, which is a text or a list of text parts; empty for any other content."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()

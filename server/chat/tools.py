@@ -1,4 +1,4 @@
-"""The tools of a request in the form that templates take: definitions, choice, rendering, variables."""
+"""The tools of a request in the form for templates: definitions, choice, rendering, variables."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .reasoning import SWITCH
 
 Schema = Mapping[str, object]
 Mode = Literal["auto", "none", "required"]
-MAX_TOOLS = 1024  # tools of one request
+MAX_TOOLS = 1024  # most tools of one request
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """A tool that an answer may call. parameters: the JSON schema of its arguments, which are an object."""
+    """A tool that an answer may call. parameters: the JSON schema of its arguments, which are a JSON object."""
 
     name: str
     parameters: Schema
@@ -40,10 +40,10 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """What an answer may do with the tools of its request.
+    """The use of tools that a request allows.
 
-    tools: the tools that may be called. mode: whether the answer may, must or must not call tools. parallel: the answer
-    may have several calls. parses: whether the reader separates calls from content.
+    tools: the tools that the answer may call. mode: whether the answer may, must or must not call tools. parallel:
+    whether the answer may have several calls. parses: whether the reader separates calls from content.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -59,7 +59,7 @@ class AllowedTools:
 
 
 def read_tools(request: ChatRequest) -> AllowedTools:
-    """Return a request's tools and its choice among them. Raises RequestError if they are wrong."""
+    """Return a request's tools and its choice of tools. Raises RequestError if they are invalid."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
@@ -103,9 +103,9 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode and the names of the tools that may be called. Raises RequestError.
+    """Return the mode, and the names of the tools that the answer may call. Raises RequestError.
 
-    The choice may have OpenAI's form or Anthropic's.
+    choice: in OpenAI's or in Anthropic's form.
     """
     match choice:
         case None | "auto" | {"type": "auto"}:
@@ -146,9 +146,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return messages whose system message defines the tools, and whether this message was added.
+    """Return messages whose system message defines the tools, and whether the system message was added.
 
-    This serves templates that do not show tools. written: how the model writes calls.
+    This is for templates that do not show tools. written: the notation of the model's calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -157,7 +157,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return messages whose system message ends with a text, and whether this message was added."""
+    """Return messages whose system message ends with a text, and whether the system message was added."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -168,7 +168,7 @@ def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Messa
 
 
 def _definition(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return those fields of a tool that a model needs."""
+    """Return the fields of a tool that a model needs."""
     function = cast("Mapping[str, object]", tool["function"])
     shown = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": shown}
@@ -190,7 +190,7 @@ def _name_and_arguments(function: Mapping[str, object]) -> tuple[str, str]:
     return str(function.get("name")), argument_text(function.get("arguments"))
 
 
-# The wording of Qwen's and Hermes's templates: more models were trained on it than on any other.
+# The wording of Qwen's and Hermes's templates: more models were trained on this wording than on any other.
 _WORDING = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -214,7 +214,7 @@ SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the template variables that the settings give; a request may change them. Raises SettingsError."""
+    """Return the template variables from the settings, which a request may change. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -250,7 +250,7 @@ def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> d
     return variables
 
 
-# ---- A chat as the template writes it. Tools and calls that the template does not show are put into contents. -----------
+# ---- A chat as the template writes it. Contents get the tools and calls that the template does not show. ----------------
 
 TRIAL = {"name": "trial_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
 QUESTION = {"role": "user", "content": "?"}
@@ -259,16 +259,15 @@ QUESTION = {"role": "user", "content": "?"}
 class Rendering:
     """Renders chats with a model's template, and adds what the template cannot show.
 
-    written: how the model writes calls.
+    written: the notation of the model's calls.
     """
 
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """Take what all chats share.
+        """Take the parts that all chats share. variables: the template variables from the settings.
 
-        variables: the template's variables from the settings; a request may change them. retrieval_prompt: the
-        instruction for chats that search documents.
+        retrieval_prompt: the instruction for chats that search for documents.
         """
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
@@ -278,14 +277,14 @@ class Rendering:
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
         """Render a chat. Raises TemplateError, and RequestError for wrong variables of the request.
 
-        continues: the prompt ends with the last message, which the model will continue.
+        continues: whether the prompt ends with the last message, so that the model continues this message.
         """
         variables = request_variables(request, self._variables)
         prompts = request.add_generation_prompt is not False
         render = self._template.continued if continues else partial(self._template.pieces, add_generation_prompt=prompts)
         if not self._shows_calls:
             messages = [with_calls(message, self._written) for message in messages]
-        is_instructed = is_defined = False  # True: a message was added that the client did not send
+        is_instructed = is_defined = False  # whether a message was added
         if request.retrieves and self._retrieval_prompt:
             messages, is_instructed = with_instruction(messages, self._retrieval_prompt)
         tools = request.tools
@@ -296,7 +295,7 @@ class Rendering:
         return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Return whether the template shows the trial tool; False if it refuses the messages."""
+        """Return whether the template shows the trial tool. If it refuses the messages, return False."""
         try:
             pieces = self._template.pieces(messages, tools=tools, add_generation_prompt=False)
         except TemplateError:
@@ -305,9 +304,9 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece as if the first message, which no client sent, were not there.
+    """Return a piece with the index that its message has without the added first message.
 
-    A piece of that message is plain text.
+    A piece of the added message becomes plain text.
     """
     if piece.message is None:
         return piece

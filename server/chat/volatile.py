@@ -1,10 +1,10 @@
-"""Instructions that change from request to request: the prompt keeps the old text and names the change at its end.
+"""Instructions that change with each request: the prompt keeps the old text, and states the change at its end.
 
 If a date or a counter at the start of a prompt changes, all KV after it is useless. So the instructions of a lineage
-stay as they were in its first request, and a line at the end of the last message names the change. The line also stays
-there in later prompts, because each prompt continues the KV of the one before.
+stay as they were in its first request, and a line at the end of the last message states the change. In later prompts the
+line stays at its place, because each prompt continues the KV of the previous prompt.
 
-Reminders are treated in the same way. They are tagged blocks at the end of a user's message that are missing or changed
+Reminders are handled in the same way. They are tagged blocks at the end of a user's message that are missing or changed
 when the client sends the message again. No other text is compared or changed.
 """
 
@@ -25,40 +25,40 @@ from msgspec import Struct
 from ...models.template_messages import Message, content_texts
 from .chat_files import ChatFiles, DamagedFile, checked_content, with_checksum
 
-INSTRUCTIONS = ("system", "developer")  # roles that a conversation starts with
-UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # a piece is some lines or sentences
-MOST_PIECES, LONGEST = 8, 1000  # changed pieces of one request's instructions; characters of a piece
-LEAST_SAME = 0.8  # the share of equal text; if it is less, the texts are different instructions
-MOST_UNITS = 200  # from the first to the last difference: more are not compared, as the time grows with their square
-MOST_FRONTS, MOST_LINES = 8, 1024  # remembered fronts of a lineage; lines of a front
+INSTRUCTIONS = ("system", "developer")  # the roles of messages at the start of a conversation
+UNIT = re.compile(r"(?<=\n)|(?<=[.!?;] )")  # where a text is split into units: after lines and sentences
+MOST_PIECES, LONGEST = 8, 1000  # most changed pieces of one request's instructions; most characters of a piece
+LEAST_SAME = 0.8  # least share of equal text; texts with less in common are different instructions
+MOST_UNITS = 200  # most units between the first and the last difference; comparing takes quadratic time
+MOST_FRONTS, MOST_LINES = 8, 1024  # most remembered fronts of a lineage; most lines of a front
 OVERHEAD = 512  # bytes of a line without its texts: its key, its objects, the name of its file
-MOST_IN_FILES = 256 << 20  # bytes of all files: 8 times the bound in memory, since each file has names and a checksum
+MOST_IN_FILES = 256 << 20  # most bytes of all files: 8 times the bound in memory, since files have names and checksums
 MAGIC, SUFFIX = b"slotcache instructions 1\n", ".instructions"
 TAG = re.compile(r"</([A-Za-z][\w-]{0,63})>\s*\Z")
-LONGEST_TAG = 80  # characters in which an end tag is searched for
+LONGEST_TAG = 80  # most characters of an end tag and the space after it
 AT_END, OWN_PART = b"at the end", b"own part"  # the place of blocks in a message
-QUOTED = 80  # characters of the old text that a line quotes
+QUOTED = 80  # most characters of the old text that a line quotes
 TARGETS = ("user", "tool", "function")
 
 Lineage = tuple[str, ...]
-"""The requests that may share instructions: a scope, the session's name, and a digest of the tools. A prompt must not get
-another client's text.
+"""The requests that may share instructions, as a scope, a session's name, and a digest of the tools. Other requests may be
+another client's, whose text a prompt must not get.
 """
 Texts = tuple[tuple[str, ...], ...]
-"""The texts of each instruction's parts."""
+"""For each message with instructions, the texts of its parts."""
 Place = tuple[int, int, int]
-"""The message, its part, and the first character of a piece in the first request's text."""
+"""The place of a piece in the first request: the indexes of the message, of its part, and of the first character."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedText:
-    """A piece of the instructions that has changed. before: the text in the prompt. after: the text of this request."""
+    """A changed piece of the instructions. before: the text in the prompt. after: the text in this request."""
 
     before: str
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that names the change. is_known: an earlier line already says which piece is meant."""
+        """Return the line that states the change. is_known: whether an earlier line already names the piece."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -74,8 +74,9 @@ Changes = Mapping[Place, ChangedText]
 class Front:
     """The instructions in the first request of a lineage.
 
-    lines: the lines that name changes, each by a digest of the messages up to its place. id: a part of the names of the
-    front's files; the same for the same lineage and texts. num_bytes: about the size in memory.
+    lines: the lines that state changes, each by a digest of the messages up to its place, and the blocks of users'
+    messages. id: an id for the names of the front's files; the same lineage and texts have the same id. num_bytes: the
+    approximate size in memory.
     """
 
     lineage: Lineage
@@ -89,7 +90,7 @@ class Front:
         self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
-        """Remember a line. An empty line removes the earlier one. Return the keys of all removed lines."""
+        """Remember a line. An empty line removes the earlier line of the key. Return the keys of all removed lines."""
         old = self.lines.pop(key, None)
         self.num_bytes -= _size(old) if old else 0
         if line:
@@ -114,8 +115,8 @@ def _size(said: tuple[str, Changes]) -> int:
 class _Reminders:
     """The blocks at the end of users' messages. start: the index of the first message after the instructions.
 
-    keys: for each message, a digest of all messages from `start` up to it, without their blocks. changes: the changed
-    and the missing blocks. replaced: the missing blocks whose tag ends a later message.
+    keys: for each message, a digest of the messages from `start` to this message, without their blocks. changes: the
+    changed and the missing blocks, except `replaced`. replaced: the missing blocks whose tag ends a later message.
     """
 
     start: int
@@ -128,9 +129,11 @@ class _Reminders:
 class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: locked while a request uses the instructions. changed: new contents of files by name, which the store will write;
-    None: the file will be deleted. Only the store sets the next three. files: the names of all files. num_bytes: the bytes
-    of memory that the store has counted. is_forgotten: whether the store has dropped these instructions.
+    lock: locked while a request uses the instructions. changed: by the name of a file, the new content that the store
+    will write; None: the store will delete the file.
+
+    Only the store sets three fields. files: the names of all files. num_bytes: the bytes of memory that the store has
+    counted. is_forgotten: whether the store has dropped these instructions.
     """
 
     lineage: Lineage
@@ -142,9 +145,9 @@ class Instructions:
     is_forgotten: bool = False
 
     def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the first request's instructions and with lines about the changes.
+        """Return the messages with the first request's instructions and with lines that state changes.
 
-        Also return the changes. Raises TemplateError for contents that are not text.
+        Also return this request's changes. Raises TemplateError for contents that are not text.
         """
         number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
         last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
@@ -162,9 +165,9 @@ class Instructions:
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def _front(self, texts: Texts) -> tuple[Front, Changes]:
-        """Return the known instructions with the fewest changes, and these changes.
+        """Return the remembered instructions with the fewest changes, and these changes.
 
-        If none are similar, keep the request's own.
+        If no remembered instructions are similar, remember the request's own instructions.
         """
         found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
@@ -180,7 +183,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give each message of the user the blocks that it had when it first came."""
+        """Give each user's message the blocks that it had in its first request."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -199,7 +202,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add to each message the line that it got earlier, and to the last message a line for the new changes."""
+        """Add to each message its earlier line, and to the last message a line about the new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
@@ -210,7 +213,7 @@ class Instructions:
                 shown[at] = _with_line(shown[at], line)
 
     def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
-        """Remember the line at the end of a message, and note it for a file if it is new."""
+        """Remember the line at the end of a message. If the line is new, note it for a file."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
@@ -221,7 +224,7 @@ class Instructions:
 
 
 def _changes(old: Texts, new: Texts) -> Changes | None:
-    """Return the changed pieces; None if the texts differ too much."""
+    """Return the changed pieces; None: the texts differ too much."""
     if [*map(len, old)] != [*map(len, new)]:
         return None
     pairs = [
@@ -242,7 +245,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece that the prompt does not name yet: it changed since, or has its first text again."""
+    """Yield a line for each piece whose text is not in `said`, the stated changes, or that has its first text again."""
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start
@@ -266,7 +269,7 @@ def _overlap(place: Place, change: ChangedText, other: Place, other_change: Chan
 
 
 def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
-    """Yield the pieces in which two texts differ, each with its place in `before`."""
+    """Yield the pieces in which two texts differ, each with its position in `before`."""
     if before == after:
         return
     old, new = UNIT.split(before), UNIT.split(after)
@@ -286,7 +289,7 @@ def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
 
 
 def _with_texts(message: Message, texts: Sequence[str]) -> Message:
-    """Return a message with other texts in its parts."""
+    """Return a message with new texts in its parts."""
     if isinstance(message.get("content"), list):
         return {**message, "content": [{"type": "text", "text": text} for text in texts]}
     return {**message, "content": texts[0]} if texts else message
@@ -308,7 +311,7 @@ def _parted(message: Message) -> tuple[Message, str, bytes]:
 
 
 def _blocks_begin(text: str) -> int:
-    """Return the start of the tagged blocks at the end of a text; its length if there are none."""
+    """Return the start of the tagged blocks at the end of a text; the text's length if there are no blocks."""
     begin = len(text)
     while end := TAG.search(text, max(begin - LONGEST_TAG, 0), begin):
         least = max(len(text) - LONGEST, 0)
@@ -320,7 +323,7 @@ def _blocks_begin(text: str) -> int:
 
 
 def _tag(blocks: str) -> str:
-    """Return the tag of the last block; empty without blocks."""
+    """Return the tag of the last block; empty: there are no blocks."""
     return found[1] if (found := TAG.search(blocks)) else ""
 
 
@@ -341,18 +344,18 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 # ---- Files ---------------------------------------------------------------------------------------------------------------
-# A file for the instructions of a lineage's first request, and a file for each line. The store writes them.
+# The instructions of a lineage's first request have a file, and each line has a file. The store writes the files.
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a file contains: the texts of a front, or one line of a front. key: the line's key; empty: the file has texts."""
+    """The content of a file: the texts of a front, or a line of a front. key: the line's key; empty: the file has texts."""
 
     lineage: Lineage
     front: bytes
     texts: Texts = ()
     key: bytes = b""
     line: str = ""
-    changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies it
+    changes: list[tuple[Place, tuple[str, str]]] = []  # msgspec copies the default
 
 
 STORED = msgspec.msgpack.Decoder(StoredInstructions)
@@ -372,7 +375,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions in the files, in the order of their last changes. A line whose front is missing is deleted."""
+    """Return the instructions in the files, in the order of their last changes. Lines without a front are deleted."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}

@@ -1,4 +1,4 @@
-"""Makes argparse flags from the settings, reads settings from the environment and a file, and knows llama-server's flags."""
+"""Turn settings into argparse flags, read settings from the environment and a file, and handle llama-server's flags."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .settings import SETTINGS, Setting, Settings, Value, written
 from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
-# Tables of llama-server's flags that are no settings here, since its command lines should start this server, too.
+# Tables of llama-server's flags that are not settings here. They exist so that llama-server's command lines work here, too.
 #
-# A flag that would change nothing that a client sees is accepted; if it asks for more than it gets, the log says so. A flag
-# that would change answers, or the machine that computes them, is refused with a line that says what to do instead.
+# A flag is accepted if ignoring it changes nothing that clients see. If the flag then has no effect, the log says so. A flag
+# that would change answers, or the machine that computes them, is refused. The error says what to do instead.
 
 Row = tuple[str, int, str]
-"""The names of a flag, the number of words that follow it, and its variable in the environment after LLAMA_ARG_, if any."""
+"""The names of a flag, the number of its arguments, and its environment variable without LLAMA_ARG_ (empty: none)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaFlag:
-    """A flag of llama-server that is no setting here.
+    """A flag of llama-server that is not a setting here.
 
-    says: why the flag has no effect or is refused; empty: the server already works as the flag asks.
+    says: why the flag has no effect or is refused; empty: the server already behaves as with the flag.
     """
 
     flags: tuple[str, ...]
@@ -196,18 +196,18 @@ def _foreign() -> Iterator[LlamaFlag]:
 FOREIGN = tuple(_foreign())
 
 
-PREFIX = "LLAMA_ARG_"  # of llama-server's variables
+PREFIX = "LLAMA_ARG_"  # of llama-server's environment variables
 FILE_HELP = "a TOML file with settings by their names, such as `ctx_size = 8192`; flags and variables win over it"
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that writes an error as one line."""
+    """A parser that prints an error as one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"slotcache: {message}\n")
 
     def unknown(self, argument: str) -> NoReturn:
-        """Exit with an error about an unknown flag. The error names the most similar known flag."""
+        """Exit with an error about an unknown flag. The error suggests the most similar known flag, if one is close."""
         if not argument.startswith("-"):
             self.error(
                 f"{argument}: expected a flag; {self.prog} --help shows them, -m names a model, "
@@ -220,9 +220,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings and llama-server's other flags, which are refused or ignored with a note.
+    """Give a parser the flags of all settings. Add llama-server's other flags, which are refused or have no effect.
 
-    shown: --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
+    shown: whether --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")
@@ -237,10 +237,10 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: only --help-all shows them.
+    """Give a parser the flags of some settings. hidden: whether only --help-all shows the flags.
 
-    Switches may be followed by on or off: `--cache-prompt`, `--cache-prompt off`. Each switch also has a flag
-    `--no-...`.
+    The flag of a switch takes an optional `on` or `off`: `--cache-prompt`, `--cache-prompt off`. Each switch also has a
+    flag `--no-...`.
     """
     for setting in settings:
         default = f" (default: {written(setting.default)})" if setting.default != "" else ""
@@ -264,9 +264,9 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 
 
 class _ReadFile(argparse.Action):
-    """Reads settings from a file.
+    """The action of --config: read settings from a file.
 
-    Flags, before or after --config, and environment variables take precedence over the file.
+    Flags and environment variables override the file. A flag may stand before or after --config.
     """
 
     def __call__(
@@ -281,13 +281,13 @@ class _ReadFile(argparse.Action):
                 if name not in namespace.given and name not in namespace.from_file:
                     setattr(namespace, name, value)
                 namespace.from_file |= {name}
-        except (OSError, ValueError, RecursionError) as error:  # deeply nested values recurse
+        except (OSError, ValueError, RecursionError) as error:  # deeply nested values exceed the recursion limit
             reason = error.strerror if isinstance(error, OSError) else error
             parser.exit(2, f"slotcache: {option_string} {values}: {reason}\n")
 
 
 def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
-    """Yield the settings in a file, except those that an environment variable sets. Raises OSError and ValueError."""
+    """Yield the settings in a file. Skip settings that an environment variable sets. Raises OSError and ValueError."""
     known = {setting.name: setting for setting in SETTINGS}
     for key, value in tomllib.loads(path.read_text(encoding="utf-8-sig")).items():
         setting = known.get(key.replace("-", "_"))
@@ -307,7 +307,7 @@ def _read_settings(path: Path) -> Iterator[tuple[str, Value]]:
 
 
 class _HelpAll(argparse.Action):
-    """Shows all flags, also those that --help omits."""
+    """The action of --help-all: show all flags."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: object) -> NoReturn:
         for action in parser._actions:
@@ -323,13 +323,13 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, a file or a variable sets. An empty value counts as set."""
+    """Return the names of the settings that a flag, the file or an environment variable sets, even to an empty value."""
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each flag and variable of llama-server that the user gave and that has no effect here."""
+    """Return a line for each of the user's llama-server flags and variables that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
     reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
@@ -338,10 +338,7 @@ def notes_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with dashes in the names of long flags, as llama-server does.
-
-    For example, `--ctx_size` becomes `--ctx-size`.
-    """
+    """Replace underscores in the names of long flags, as llama-server does: `--ctx_size` becomes `--ctx-size`."""
     return [_with_dashes(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
@@ -353,8 +350,8 @@ def _with_dashes(argument: str) -> str:
 class _Store(argparse.Action):
     """The action of a setting's flag.
 
-    separator: joins the values of a repeated flag; "": the last value counts. whole_help: the help text in --help-all;
-    "": none. The namespace's `given` has the names of the settings whose flags are given.
+    separator: the text that joins the values of a repeated flag; "": the last value counts. whole_help: the help text
+    in --help-all; "": none. The action adds the setting's name to `given` in the namespace.
     """
 
     def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:
@@ -377,7 +374,7 @@ class _Store(argparse.Action):
 
 
 class _Foreign(argparse.Action):
-    """A flag of llama-server that is no setting here."""
+    """The action of a `LlamaFlag`."""
 
     def __init__(self, *, foreign: LlamaFlag, dest: str, **options: object) -> None:
         super().__init__(dest=argparse.SUPPRESS, help=argparse.SUPPRESS, **options)  # type: ignore[arg-type]
@@ -398,7 +395,7 @@ class _Foreign(argparse.Action):
 
 
 def _argument_type(setting: Setting) -> Callable[[str], Value]:
-    """Return a parser for a setting's value. It raises argparse's error, which names the flag."""
+    """Return a function that parses a setting's value. It raises argparse's error, which names the flag."""
 
     def parse(text: str) -> Value:
         try:
@@ -410,7 +407,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the environment variable that sets a setting; None: no variable does."""
+    """Return the environment variable that sets a setting; None: no variable sets it."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 # ---- Setting ------------------------------------------------------------------------------------------------------------
-# A row of a table of settings: the field of a dataclass becomes flags, variables, help and documentation.
+# A row in the table of settings. Each field of a dataclass becomes flags, environment variables, help and documentation.
 
 Value = str | int | float | bool
 T = TypeVar("T")
 OF_LLAMA = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-"""The sampling parameters for which llama-server, too, has environment variables."""
+"""The sampling parameters that also have an environment variable in llama-server."""
 
 
 VERSION = "0.2.0"
-"""Of slotcache: the one place. A build reads it here (`dynamic` in pyproject.toml), so an older install tells no other one."""
+"""The version of slotcache. A build reads it from here (`dynamic` in pyproject.toml), so it is written in one place only."""
 
 
 class SettingsError(Exception):
-    """No server can be started with these settings."""
+    """The settings are invalid, so the server cannot start."""
 
 
 def row(
@@ -53,9 +53,9 @@ def row(
     """Declare a field of `Settings`.
 
     choices: the allowed values, if the field's type lists none. least, most: the range of a number. words: words that
-    stand for numbers. fixed: flags that take no value, and the value that each sets. refused: unsupported values, and
-    the reason for each. separator: joins the values of a repeated flag. llama: llama-server's environment variable for
-    this setting.
+    stand for numbers. fixed: flags without a value, each with the value that it sets. refused: unsupported values, each
+    with the reason. separator: the text that joins the values of a repeated flag. llama: llama-server's environment
+    variable for this setting.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -64,10 +64,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. Its value may come from the environment variable SLOTCACHE_<NAME>; the command line wins.
+    """A setting. A flag overrides the environment variable SLOTCACHE_<NAME>.
 
-    The fields are those of `row`; fixed also has the flags that turn a switch off. clamps: a number outside the range
-    becomes the nearest number in the range, instead of an error.
+    The fields are the parameters of `row`. `fixed` also has the flags that turn a switch off. clamps: whether a number
+    outside the range becomes the nearest number in the range; otherwise it is an error.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag without a value means on."""
+        """Whether the flag may come without a value, which means on."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -99,11 +99,11 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables that may set this setting; an earlier variable wins."""
+        """The environment variables that set this setting. If several are set, the first one counts."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
-        """Return the value that a text means. Raises ValueError."""
+        """Parse the text of a value. Raises ValueError."""
         if self.is_switch:
             return parse_switch(text)
         if self.choices:
@@ -148,7 +148,7 @@ def _parse_number(text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def _negations(default: Value, flags: tuple[str, ...]) -> dict[str, str]:
-    """Return the flags that turn a switch off: `--no-` before the name of each long flag."""
+    """Return the flags that turn a switch off: `--no-NAME` for each long flag `--NAME`."""
     return {f"--no-{flag[2:]}": "off" for flag in flags if flag.startswith("--")} if isinstance(default, bool) else {}
 
 
@@ -168,7 +168,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the row of the table for a sampling parameter."""
+    """Return the metadata of a sampling parameter, as `row` makes it for other settings."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,
@@ -211,140 +211,140 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 class Settings(Numbers):
     """The settings of a server.
 
-    `Numbers` adds the sampling parameters, whose settings are defaults for fields of requests.
+    `Numbers` adds the sampling parameters. Their settings are the defaults for the fields of requests.
     """
 
-    model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model that is fetched once; without one, a built-in model. Several: repeat it, or NAME=FILE", separator="\n", llama="LLAMA_ARG_MODEL")
-    models_dir: str = row("", ("--models-dir",), "folder whose GGUF files are served too", llama="LLAMA_ARG_MODELS_DIR")
-    models_loaded: int = row(1, ("--models-loaded", "--models-max"), "how many of several models may be in memory", least=1, most=64, llama="LLAMA_ARG_MODELS_MAX")
-    model_turn: int = row(30, ("--model-turn",), "seconds a busy model may keep the device while another waits", least=0)
-    hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "Hugging Face repository to fetch the model from, once: user/repo[:quant]", llama="LLAMA_ARG_HF_REPO")
-    hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file to fetch, in place of the quantisation's", llama="LLAMA_ARG_HF_FILE")
-    offline: bool = row(False, ("--offline",), "with -hf, use the local cache alone", llama="LLAMA_ARG_OFFLINE")
-    alias: str = row("", ("-a", "--alias"), "the model's name, or several, separated by commas; without it, the file's name", llama="LLAMA_ARG_ALIAS")
-    any_model: bool = row(False, ("--any-model",), "serve the model under any name, for clients with a fixed one")
+    model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model to download; if unset, a built-in model. Repeat it for several models; NAME=FILE names one", separator="\n", llama="LLAMA_ARG_MODEL")
+    models_dir: str = row("", ("--models-dir",), "folder of further GGUF files to serve", llama="LLAMA_ARG_MODELS_DIR")
+    models_loaded: int = row(1, ("--models-loaded", "--models-max"), "most models in memory at the same time", least=1, most=64, llama="LLAMA_ARG_MODELS_MAX")
+    model_turn: int = row(30, ("--model-turn",), "seconds a busy model may keep the device while another model waits", least=0)
+    hf_repo: str = row("", ("-hf", "-hfr", "--hf-repo"), "Hugging Face repository to download the model from: user/repo[:quant]", llama="LLAMA_ARG_HF_REPO")
+    hf_file: str = row("", ("-hff", "--hf-file"), "with -hf, the file to download", llama="LLAMA_ARG_HF_FILE")
+    offline: bool = row(False, ("--offline",), "with -hf, use only the local cache", llama="LLAMA_ARG_OFFLINE")
+    alias: str = row("", ("-a", "--alias"), "the model's names, separated by commas; if unset, the file's name", llama="LLAMA_ARG_ALIAS")
+    any_model: bool = row(False, ("--any-model",), "serve the model under any name, for clients with a fixed name")
     tags: str = row("", ("--tags",), "words about the model for `GET /v1/models`, separated by commas", llama="LLAMA_ARG_TAGS")
-    host: str = row("127.0.0.1", ("--host",), "address to listen on, by default of this machine alone, or several, separated by commas; one that ends in .sock is a socket file", llama="LLAMA_ARG_HOST")
-    port: int = row(8080, ("--port",), "port to listen on; `--ollama` is short for 11434, Ollama's", most=65535, fixed={"--ollama": "11434"}, llama="LLAMA_ARG_PORT")
-    ssl_key_file: str = row("", ("--ssl-key-file",), "PEM file with the private key of --ssl-cert-file; the server then speaks HTTPS alone", llama="LLAMA_ARG_SSL_KEY_FILE")
-    ssl_cert_file: str = row("", ("--ssl-cert-file",), "PEM file with the server's chain of certificates", llama="LLAMA_ARG_SSL_CERT_FILE")
-    api_key: str = row("", ("--api-key",), "key that requests must carry, or several, separated by commas; without one, none is needed", llama="LLAMA_API_KEY")
-    api_key_file: str = row("", ("--api-key-file",), "file with API keys, one a line; # begins a comment", llama="LLAMA_ARG_API_KEY_FILE")
-    allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server beside loopback's and --host, separated by commas; others are refused; *: any")
-    cors_origins: str = row("", ("--cors-origins",), "origins whose web pages may send requests, separated by commas; localhost: of this machine, at any port; *: any; without one, none", llama="LLAMA_ARG_CORS_ORIGINS")
-    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells that all requests share; 0: the model's trained length, at most the 65536 that --fit finds memory for (16384 without --fit)", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
-    kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may fill the whole pool; off: an equal share for each slot", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
+    host: str = row("127.0.0.1", ("--host",), "addresses to listen on, separated by commas; the default accepts only this machine's clients; a name that ends in .sock is a socket file", llama="LLAMA_ARG_HOST")
+    port: int = row(8080, ("--port",), "port to listen on; `--ollama` sets Ollama's port, 11434", most=65535, fixed={"--ollama": "11434"}, llama="LLAMA_ARG_PORT")
+    ssl_key_file: str = row("", ("--ssl-key-file",), "PEM file with the private key of --ssl-cert-file; the server then speaks only HTTPS", llama="LLAMA_ARG_SSL_KEY_FILE")
+    ssl_cert_file: str = row("", ("--ssl-cert-file",), "PEM file with the server's certificate chain", llama="LLAMA_ARG_SSL_CERT_FILE")
+    api_key: str = row("", ("--api-key",), "API keys, separated by commas; each request must carry one; if unset, requests need no key", llama="LLAMA_API_KEY")
+    api_key_file: str = row("", ("--api-key-file",), "file with API keys, one per line; # starts a comment", llama="LLAMA_ARG_API_KEY_FILE")
+    allowed_hosts: str = row("", ("--allowed-hosts",), "host names of this server besides loopback and --host, separated by commas; other names are refused; *: any name")
+    cors_origins: str = row("", ("--cors-origins",), "origins whose web pages may send requests, separated by commas; localhost: this machine, any port; *: any origin; if unset, none", llama="LLAMA_ARG_CORS_ORIGINS")
+    ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells that all requests share; 0: the model's trained length, up to 65536 if --fit finds memory for it, otherwise up to 16384", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
+    kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may use all cells; off: each slot has an equal share", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
     parallel: int = row(4, ("-np", "--parallel"), "slots: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
-    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that a slot's history must match to run it; 0: none", most=1)
+    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that must match a slot's history to prefer that slot; 0: never prefer", most=1)
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
-    max_stall: int = row(300, ("--max-stall",), "ms that a step may delay running streams for the prompts of others; shorter stalls mean a longer TTFT; 0: no limit", least=0)
-    hang_after: int = row(300, ("--hang-after",), "seconds that a step may take until `/health` answers 503; 0: never", least=0)
-    draft: Draft = row("off", ("--draft",), "default `draft`; lookup: a step also checks tokens that followed the same words before; model: tokens of --draft-model, with which it is the default")
-    draft_model: str = row("", ("-md", "--draft-model", "--model-draft", "--spec-draft-model"), "GGUF file of a smaller model with the vocabulary of -m, whose tokens a step checks; no answer depends on it")
-    spec_type: str = row("none", ("--spec-type",), "draft-mtp: the multi-token head of the model's file drafts, which was not tried with real weights", separator=",", llama="LLAMA_ARG_SPEC_TYPE")
-    cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of what is free; 0: idle KV stays on the device", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
-    cache_dir: str = row("", ("--cache-dir",), "folder that keeps idle KV and stored conversations over a restart. It reveals prompts and can change answers, so a folder that others may write to is refused, and only its owner may read it")
-    cache_disk: int = row(8192, ("--cache-disk",), "MiB that KV in --cache-dir may take, of all models and settings", least=0)
-    slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`, which only its owner may write to")
+    max_stall: int = row(300, ("--max-stall",), "most ms that a step delays running streams to prefill other requests; less means a longer TTFT; 0: no limit", least=0)
+    hang_after: int = row(300, ("--hang-after",), "seconds of one step after which `/health` answers 503; 0: never", least=0)
+    draft: Draft = row("off", ("--draft",), "default `draft`; lookup: draft the tokens that followed the same words before; model: draft with --draft-model, the default if that is set")
+    draft_model: str = row("", ("-md", "--draft-model", "--model-draft", "--spec-draft-model"), "GGUF file of a smaller model with the vocabulary of -m, to draft tokens; no answer depends on it")
+    spec_type: str = row("none", ("--spec-type",), "draft-mtp: draft with the multi-token head in the model's file; not tested with real weights", separator=",", llama="LLAMA_ARG_SPEC_TYPE")
+    cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of the free memory; 0: idle KV stays on the device", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
+    cache_dir: str = row("", ("--cache-dir",), "folder that keeps idle KV and stored conversations across restarts. It reveals prompts and can change answers, so only its owner may read it, and a folder that others may write to is refused")
+    cache_disk: int = row(8192, ("--cache-disk",), "most MiB of KV in --cache-dir, for all models and settings together", least=0)
+    slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`; only its owner may have write access")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV a full tier evicts first", choices=tuple(POLICIES))
-    idle_cells: int = row(0, ("--idle-cells",), "cells on the device that may hold idle KV when a request starts; the rest is offloaded")
-    window: int = row(WINDOW, ("--window",), "how many later requests may overtake a waiting one of their priority; more helps the median, hurts the slowest")
-    max_queue: int = row(256, ("--max-queue",), "most requests that wait; one more is a 429")
+    idle_cells: int = row(0, ("--idle-cells",), "most device cells with idle KV when a request starts; the rest is offloaded")
+    window: int = row(WINDOW, ("--window",), "most requests of equal priority that may overtake a waiting request; more shortens the median wait, lengthens the longest")
+    max_queue: int = row(256, ("--max-queue",), "most waiting requests; a further request gets a 429")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
-    gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU; -1 or auto: as --fit chooses; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")
-    n_cpu_moe: int = row(0, ("-ncmoe", "--n-cpu-moe"), "keep the experts of the first N layers in host memory; without it, --fit chooses", llama="LLAMA_ARG_N_CPU_MOE")
+    gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU; -1 or auto: --fit chooses; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")
+    n_cpu_moe: int = row(0, ("-ncmoe", "--n-cpu-moe"), "keep the experts of the first N layers in host memory; if unset, --fit chooses", llama="LLAMA_ARG_N_CPU_MOE")
     cpu_moe: bool = row(False, ("-cmoe", "--cpu-moe"), "keep the experts of all layers in host memory", llama="LLAMA_ARG_CPU_MOE")
-    override_tensor: str = row("", ("-ot", "--override-tensor"), "buffer of the tensors whose names match: PATTERN=BUFFER, such as `ffn_down=CPU`; several, separated by commas", separator=",", llama="LLAMA_ARG_OVERRIDE_TENSOR")
-    device: str = row("", ("-dev", "--device"), "GPUs that hold layers, by their names in `slotcache doctor`, separated by commas; none: no GPU; without it, all", llama="LLAMA_ARG_DEVICE")
-    split_mode: SplitMode = row("layer", ("-sm", "--split-mode"), "how GPUs share a model: by layers, by rows of matrices, or none: --main-gpu has all", refused={"tensor": TENSOR}, llama="LLAMA_ARG_SPLIT_MODE")
-    tensor_split: str = row("", ("-ts", "--tensor-split"), "share of each GPU, such as 3,1; without it, by free memory", llama="LLAMA_ARG_TENSOR_SPLIT")
-    main_gpu: int = row(0, ("-mg", "--main-gpu"), "GPU, from 0, that has all with --split-mode none, and KV with row", least=-1, llama="LLAMA_ARG_MAIN_GPU")
-    rope_scaling: RopeKind = row("", ("--rope-scaling",), "scaling of rotary positions; without it, the file's", llama="LLAMA_ARG_ROPE_SCALING_TYPE")
+    override_tensor: str = row("", ("-ot", "--override-tensor"), "PATTERN=BUFFER pairs, separated by commas: the buffer of tensors whose names match, such as `ffn_down=CPU`", separator=",", llama="LLAMA_ARG_OVERRIDE_TENSOR")
+    device: str = row("", ("-dev", "--device"), "GPUs that hold layers, by their names in `slotcache doctor`, separated by commas; none: no GPU; if unset, all GPUs", llama="LLAMA_ARG_DEVICE")
+    split_mode: SplitMode = row("layer", ("-sm", "--split-mode"), "how GPUs share a model: by layers, by matrix rows, or none: all on --main-gpu", refused={"tensor": TENSOR}, llama="LLAMA_ARG_SPLIT_MODE")
+    tensor_split: str = row("", ("-ts", "--tensor-split"), "share of each GPU, such as 3,1; if unset, by free memory", llama="LLAMA_ARG_TENSOR_SPLIT")
+    main_gpu: int = row(0, ("-mg", "--main-gpu"), "GPU, from 0, for everything with --split-mode none, and for KV with row", least=-1, llama="LLAMA_ARG_MAIN_GPU")
+    rope_scaling: RopeKind = row("", ("--rope-scaling",), "scaling of rotary positions; if unset, the file's", llama="LLAMA_ARG_ROPE_SCALING_TYPE")
     rope_scale: float = row(0.0, ("--rope-scale",), "scale rotary positions for a context N times as long; 0: the file's", llama="LLAMA_ARG_ROPE_SCALE")
-    rope_freq_base: float = row(0.0, ("--rope-freq-base",), "base of the frequencies of rotary positions; 0: the file's", llama="LLAMA_ARG_ROPE_FREQ_BASE")
-    rope_freq_scale: float = row(0.0, ("--rope-freq-scale",), "factor of the frequencies of rotary positions, 1/N for --rope-scale N; 0: the file's", llama="LLAMA_ARG_ROPE_FREQ_SCALE")
-    yarn_orig_ctx: int = row(0, ("--yarn-orig-ctx",), "YaRN: tokens that the unscaled model was trained for; 0: the file's", llama="LLAMA_ARG_YARN_ORIG_CTX")
-    yarn_ext_factor: float = row(-1.0, ("--yarn-ext-factor",), "YaRN: share of extrapolation, 0: none; -1: the file's, else 1", least=-1, llama="LLAMA_ARG_YARN_EXT_FACTOR")
-    yarn_attn_factor: float = row(-1.0, ("--yarn-attn-factor",), "YaRN: factor of attention; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_ATTN_FACTOR")
-    yarn_beta_slow: float = row(-1.0, ("--yarn-beta-slow",), "YaRN: turns below which a frequency is scaled whole; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_BETA_SLOW")
-    yarn_beta_fast: float = row(-1.0, ("--yarn-beta-fast",), "YaRN: turns above which a frequency stays; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_BETA_FAST")
-    override_kv: str = row("", ("--override-kv",), "KEY=TYPE:VALUE in place of the file's metadata; int, float, bool or str; may be repeated", separator=",")
-    fit: bool = row(True, ("-fit", "--fit"), "fit -c, -np, -ncmoe and -ngl to the free memory, unless they are given; off: refuse to start if the model does not fit", llama="LLAMA_ARG_FIT")
+    rope_freq_base: float = row(0.0, ("--rope-freq-base",), "base frequency of rotary positions; 0: the file's", llama="LLAMA_ARG_ROPE_FREQ_BASE")
+    rope_freq_scale: float = row(0.0, ("--rope-freq-scale",), "factor for the frequencies of rotary positions: 1/N is --rope-scale N; 0: the file's", llama="LLAMA_ARG_ROPE_FREQ_SCALE")
+    yarn_orig_ctx: int = row(0, ("--yarn-orig-ctx",), "YaRN: the unscaled model's trained context length; 0: the file's", llama="LLAMA_ARG_YARN_ORIG_CTX")
+    yarn_ext_factor: float = row(-1.0, ("--yarn-ext-factor",), "YaRN: share of extrapolation; 0: none; -1: the file's, or else 1", least=-1, llama="LLAMA_ARG_YARN_EXT_FACTOR")
+    yarn_attn_factor: float = row(-1.0, ("--yarn-attn-factor",), "YaRN: attention factor; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_ATTN_FACTOR")
+    yarn_beta_slow: float = row(-1.0, ("--yarn-beta-slow",), "YaRN: rotations below which a frequency is fully scaled; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_BETA_SLOW")
+    yarn_beta_fast: float = row(-1.0, ("--yarn-beta-fast",), "YaRN: rotations above which a frequency is not scaled; -1: the file's", least=-1, llama="LLAMA_ARG_YARN_BETA_FAST")
+    override_kv: str = row("", ("--override-kv",), "KEY=TYPE:VALUE replaces metadata of the file; int, float, bool or str; may be repeated", separator=",")
+    fit: bool = row(True, ("-fit", "--fit"), "fit -c, -np, -ncmoe and -ngl to the free memory, unless they are set; off: refuse to start if the model does not fit", llama="LLAMA_ARG_FIT")
     fit_target: int = row(1024, ("-fitt", "--fit-target"), "MiB that --fit keeps free on each device", llama="LLAMA_ARG_FIT_TARGET")
     fit_ctx: int = row(4096, ("-fitc", "--fit-ctx"), "fewest cells that --fit chooses", least=1, llama="LLAMA_ARG_FIT_CTX")
-    device_memory: int = row(0, ("--device-memory",), "most MiB of weights, KV and buffers on each GPU, or without a GPU in host memory; 0: all that is free")
-    flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention: much faster, so auto is on where it works; off: reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
+    device_memory: int = row(0, ("--device-memory",), "most MiB of weights, KV and buffers on each GPU (without a GPU: in host memory); 0: all free memory")
+    flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention, which is much faster; auto: on where it works; off: reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
     cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "data type of keys; on a CPU only f16 and f32 are fast", llama="LLAMA_ARG_CACHE_TYPE_K")
-    cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, likewise (quantised: flash attention only)", llama="LLAMA_ARG_CACHE_TYPE_V")
-    repack: Switch = row("auto", ("--repack",), "weights in another layout for the CPU, not exact to the bit; auto: with flash attention and without a GPU", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
-    cache_prompt: bool = row(False, ("--cache-prompt",), "default `cache_prompt`: read from the cache and stay there; off, since that takes memory, and others of its scope can time it", llama="LLAMA_ARG_CACHE_PROMPT")
+    cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, as for keys; quantised types need flash attention", llama="LLAMA_ARG_CACHE_TYPE_V")
+    repack: Switch = row("auto", ("--repack",), "another layout of the weights for the CPU, not exact to the bit; auto: if faster, with flash attention, without a GPU", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
+    cache_prompt: bool = row(False, ("--cache-prompt",), "default `cache_prompt`: reuse cached KV and keep the prompt's; off because it takes memory, and clients of the scope can detect it by timing", llama="LLAMA_ARG_CACHE_PROMPT")
     predict: int = row(-1, ("-n", "--predict", "--n-predict"), "default `max_tokens`; -1: no limit but the context", least=-1, llama="LLAMA_ARG_N_PREDICT")
     samplers: str = row(";".join(ORDER), ("--samplers",), "default `samplers`: names, separated by semicolons")
     sampling_seq: str = row("", ("--sampling-seq", "--sampler-seq"), f"samplers in letters: {', '.join(f'{letter} {name}' for name, letter in SAMPLERS.items())}")
     dry_sequence_breaker: str = row("", ("--dry-sequence-breaker",), "text that ends a repeated sequence for --dry-multiplier; may be repeated; none: no text", separator="\n")
     ignore_eos: bool = row(False, ("--ignore-eos",), "default `ignore_eos`")
     logit_bias: str = row("", ("-l", "--logit-bias"), "default `logit_bias`: a token's id and bias, such as 15043-inf; may be repeated", separator=",")
-    document_order: Order = row("auto", ("--document-order",), "default `document_order`; auto: the order that reuses most")
+    document_order: Order = row("auto", ("--document-order",), "default `document_order`; auto: the order that reuses most KV")
     best: BestPlace = row("free", ("--best",), "default `best`: place of the document of rank 1; first and last cost reuse")
-    best_price_ms: int = row(0, ("--best-price-ms",), "default `best_price_ms`: gain for which that document leaves its place; 0: `best` alone decides")
-    documents_attention: Attention = row("joint", ("--documents-attention",), "default `documents_attention`; joint: a document sees those before it; separate: it sees none, at some cost in quality")
-    dedup: Dedup = row("auto", ("--dedup",), "default `dedup`; auto: refer to a document that an earlier turn shows")
-    tool_documents: Dedup = row("off", ("--tool-documents",), "default `tool_documents`; auto: order documents in tool results, and refer to lines of earlier results")
+    best_price_ms: int = row(0, ("--best-price-ms",), "default `best_price_ms`: saved ms above which the document of rank 1 may move; 0: `best` alone decides")
+    documents_attention: Attention = row("joint", ("--documents-attention",), "default `documents_attention`; joint: a document attends to the documents before it; separate: to none, at some cost in quality")
+    dedup: Dedup = row("auto", ("--dedup",), "default `dedup`; auto: refer to documents of earlier turns instead of repeating them")
+    tool_documents: Dedup = row("off", ("--tool-documents",), "default `tool_documents`; auto: order documents in tool results, and replace repeated lines by references")
     documents_in_text: Dedup = row("off", ("--documents-in-text",), "default `documents_in_text`; auto: treat lists of documents in the text of messages like `documents`")
     order_hint: bool = row(True, ("--order-hint",), "default `order_hint`: state the retrieval ranking after reordered documents")
-    volatile: Volatile = row("off", ("--volatile",), "default `volatile`; move: instructions stay as a session's first request had them, and a line at the end says the change")
+    volatile: Volatile = row("off", ("--volatile",), "default `volatile`; move: a session keeps the instructions of its first request, and a line at the end states changes")
     conversations: int = row(1000, ("--conversations",), "most stored conversations; 0: none")
-    conversation_ram: int = row(256, ("--conversation-ram",), "MiB that stored conversations may take")
+    conversation_ram: int = row(256, ("--conversation-ram",), "most MiB of stored conversations")
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds that an unused conversation stays stored; 0: no limit")
-    idle_prefill: bool = row(True, ("--idle-prefill",), "prefill in idle time what is likely to come, such as the next turn of a conversation or the prompt of a disconnected client")
-    idle_sets: int = row(0, ("--idle-sets",), "sets of a chat's documents to prefill in idle time, for other chats; they take host memory")
-    chat_template: str = row("", ("--chat-template",), "chat template in place of the model's: a name, such as chatml, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
-    chat_template_file: str = row("", ("--chat-template-file",), "file with a Jinja chat template in place of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
-    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence in a stream until an event without text; -1: none", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
-    spm_infill: bool = row(False, ("--spm-infill",), "`/infill` shows the text after the gap first")
+    idle_prefill: bool = row(True, ("--idle-prefill",), "prefill likely prompts in idle time, such as the next turn of a conversation or the prompt of a disconnected client")
+    idle_sets: int = row(0, ("--idle-sets",), "sets of a chat's documents to prefill in idle time for other chats; each takes host memory")
+    chat_template: str = row("", ("--chat-template",), "chat template instead of the model's: a name, such as chatml, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
+    chat_template_file: str = row("", ("--chat-template-file",), "file with a Jinja chat template instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
+    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
+    spm_infill: bool = row(False, ("--spm-infill",), "`/infill` puts the text after the gap first")
     lora: str = row("", ("--lora",), "GGUF file with a LoRA adapter; may be repeated", separator=",")
-    lora_scaled: str = row("", ("--lora-scaled",), "likewise with a scale: FILE:SCALE", separator=",")
-    lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "begin with scale 0 for all adapters")
-    embedding_model: str = row("", ("--embedding-model",), "GGUF file for the vectors of `POST /v1/embeddings` and --docs, or `minilm`, a small one for English that is fetched once, the default of --docs; none: none")
-    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "text before a question to --docs, for the embedder; auto: the one of its training")
-    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "likewise before a document of --docs")
+    lora_scaled: str = row("", ("--lora-scaled",), "LoRA adapter with a scale: FILE:SCALE", separator=",")
+    lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "start with scale 0 for all adapters")
+    embedding_model: str = row("", ("--embedding-model",), "GGUF file of the embedding model for `POST /v1/embeddings` and --docs, or `minilm`, a small English model to download, the default of --docs; none: no model")
+    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "text before a query of --docs for the embedding model; auto: as in its training")
+    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "the same for documents of --docs")
     rerank_model: str = row("", ("--rerank-model",), "GGUF file of a reranker for `POST /v1/rerank` and --docs")
     embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m, which may be an encoder", llama="LLAMA_ARG_EMBEDDINGS")
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m", llama="LLAMA_ARG_RERANKING")
-    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one; without it, the file's; rank: as --reranking", llama="LLAMA_ARG_POOLING")
-    embd_normalize: int = row(2, ("--embd-normalize",), "norm of embeddings; 0: the largest number, to 32,760; 1: taxicab; 2: Euclidean; n: n-norm; -1: none", least=-1, most=100)
+    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one vector; if unset, the file's; rank: as --reranking", llama="LLAMA_ARG_POOLING")
+    embd_normalize: int = row(2, ("--embd-normalize",), "norm of embeddings; 0: the largest number becomes 32,760; 1: taxicab; 2: Euclidean; n: n-norm; -1: none", least=-1, most=100)
     docs: str = row("", ("--docs",), "folder of documents, or a file, for `retrieval`; may be repeated", separator="\n")
-    docs_watch: bool = row(True, ("--docs-watch",), "notice changes below --docs; off: at the start and at `POST /v1/sources/refresh` alone")
-    docs_db: str = row("", ("--docs-db",), "folder for the index of --docs, which holds their text; one that others may write to is refused; without one, in the user's cache directory")
-    docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; without one, the common scope")
+    docs_watch: bool = row(True, ("--docs-watch",), "notice changes in --docs; off: only at the start and on `POST /v1/sources/refresh`")
+    docs_db: str = row("", ("--docs-db",), "folder for the index of --docs, which contains their text; a folder that others may write to is refused; if unset, in the user's cache directory")
+    docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; if unset, the common scope")
     docs_top_k: int = row(5, ("--docs-top-k",), "default `retrieval.top_k`: most documents that a search adds", least=1, most=100)
-    chunk_tokens: int = row(300, ("--chunk-tokens",), "about how many tokens a document of --docs has", least=32, most=4096)
-    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV to prefill in idle time: documents of --docs that questions are likely to find; 0: none", most=1 << 20)
-    retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "text at the end of the system message of chats with `retrieval`; empty: none")
-    reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "none: reasoning stays in the content; all others: it becomes `reasoning_content`", llama="LLAMA_ARG_THINK")
-    reasoning_budget: int = row(-1, ("--reasoning-budget",), "most tokens of an answer's reasoning; 0: none; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
-    reasoning_budget_message: str = row("", ("--reasoning-budget-message",), "text before the tag that ends reasoning at its limit", llama="LLAMA_ARG_THINK_BUDGET_MESSAGE")
+    chunk_tokens: int = row(300, ("--chunk-tokens",), "approximate tokens in a document of --docs", least=32, most=4096)
+    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV to prefill in idle time, of documents that searches of --docs are likely to find; 0: none", most=1 << 20)
+    retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "text at the end of the system message in chats with `retrieval`; empty: none")
+    reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "none: reasoning stays in the content; other values: it becomes `reasoning_content`", llama="LLAMA_ARG_THINK")
+    reasoning_budget: int = row(-1, ("--reasoning-budget",), "most tokens of reasoning in an answer; 0: none; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
+    reasoning_budget_message: str = row("", ("--reasoning-budget-message",), "text before the end tag of reasoning that reached its limit", llama="LLAMA_ARG_THINK_BUDGET_MESSAGE")
     chat_template_kwargs: str = row("", ("--chat-template-kwargs",), "default `chat_template_kwargs`: variables of the chat template, as JSON", llama="LLAMA_ARG_CHAT_TEMPLATE_KWARGS")
     reasoning: Switch = row("auto", ("-rea", "--reasoning"), "default of the template's `enable_thinking`; auto: on for a model that reasons", llama="LLAMA_ARG_REASONING")
     reasoning_effort: str = row("", ("--reasoning-effort",), "default `reasoning_effort`: low, medium, high, ...", llama="LLAMA_ARG_REASONING_EFFORT")
-    reasoning_preserve: bool = row(True, ("--reasoning-preserve",), "keep reasoning of earlier answers in the prompt, where the template allows it", llama="LLAMA_ARG_REASONING_PRESERVE")
+    reasoning_preserve: bool = row(True, ("--reasoning-preserve",), "keep the reasoning of earlier answers in the prompt if the template allows it", llama="LLAMA_ARG_REASONING_PRESERVE")
     prefill_assistant: bool = row(True, ("--prefill-assistant",), "continue an assistant's message at the end of a chat", llama="LLAMA_ARG_PREFILL_ASSISTANT")
-    max_body: int = row(32, ("--max-body",), "largest request body, MiB")
+    max_body: int = row(32, ("--max-body",), "largest request body in MiB")
     strict: bool = row(False, ("--strict",), "refuse requests with an unknown field; off: a warning")
     opens_page: bool = row(False, ("--open",), "open the page in the browser")
-    ui: bool = row(True, ("--ui", "--webui"), "show a page for browsers at `/`", llama="LLAMA_ARG_UI")
-    metrics: bool = row(True, ("--metrics",), "show `GET /metrics`, without text of clients", llama="LLAMA_ARG_ENDPOINT_METRICS")
-    slots: bool = row(True, ("--slots",), "show `GET /slots`, without text of clients", llama="LLAMA_ARG_ENDPOINT_SLOTS")
+    ui: bool = row(True, ("--ui", "--webui"), "serve a page for browsers at `/`", llama="LLAMA_ARG_UI")
+    metrics: bool = row(True, ("--metrics",), "serve `GET /metrics`, without any client text", llama="LLAMA_ARG_ENDPOINT_METRICS")
+    slots: bool = row(True, ("--slots",), "serve `GET /slots`, without any client text", llama="LLAMA_ARG_ENDPOINT_SLOTS")
     props: bool = row(False, ("--props",), "accept `POST /props`, which changes nothing", llama="LLAMA_ARG_ENDPOINT_PROPS")
-    log_format: LogFormat = row("text", ("--log-format",), "log lines of text, or of JSON", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
+    log_format: LogFormat = row("text", ("--log-format",), "format of log lines: text or JSON", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
     log_file: str = row("", ("--log-file",), "file for the log, instead of stderr", llama="LLAMA_ARG_LOG_FILE")
-    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model leaves memory until the next request; -1: never", least=-1)
+    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model is unloaded until the next request; -1: never", least=-1)
     check: bool = row(False, ("--check",), "check the cache's invariants in idle time")
-    verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log every step of llama.cpp's start")
+    verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log each step of llama.cpp's start")
     # fmt: on
-    is_one_of_several: bool = field(default=False, compare=False)  # several models share the device
+    is_one_of_several: bool = field(default=False, compare=False)  # several models share a device
     given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings that a flag, a file or a variable sets
 
     @property
@@ -370,7 +370,7 @@ class Settings(Numbers):
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`.
 
-        If a model drafts and --draft is not given, the default is `model`. Otherwise the default is --draft.
+        Without --draft, the default is `model` if a draft model or a multi-token head exists.
         """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
@@ -385,14 +385,11 @@ class Settings(Numbers):
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Whether the user set a setting, even to its default, or its value differs from the default."""
+        """Return whether the user set a setting, even to its default, or its value differs from the default."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
-        """Return the model's names in alphabetical order, as llama-server does.
-
-        Without --alias, return the name of the model's file.
-        """
+        """Return the names in --alias, sorted like llama-server's. Without --alias, return the name of the model's file."""
         names = (self.alias,) if self.is_one_of_several else tuple(sorted(listed(self.alias)))
         return names or (model.stem,)
 

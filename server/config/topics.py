@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The names of the settings of one topic. first: `--help` shows these. rest: only `--help-all` shows these."""
+    """The names of a topic's settings. first: shown by `--help`. rest: shown only by `--help-all`."""
 
     title: str
     first: tuple[str, ...]

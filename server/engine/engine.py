@@ -1,7 +1,7 @@
 """The engine: the one thread that computes, its inbox, the model's sleep, and the watchdog.
 
-Other threads put functions into the inbox, and the engine's thread runs them between two steps. The events of a step,
-for all streams together, go to the event loop in one call.
+Other threads put functions into the inbox, and the engine's thread runs them between two steps. After each step, one call
+passes the events of all streams to the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..http.api_errors import RequestError, not_loaded, reason_of
 from .generation import Generation, Outbox
 from .generations import Background, Generations
 
-# ---- The engine thread's inbox: callables from other threads, run between two steps. ------------------------------------
+# ---- The engine thread's inbox: functions of other threads, run between two steps. --------------------------------------
 
 T = TypeVar("T")
 Act = Callable[[], None]
@@ -53,7 +53,7 @@ class Inbox:
         self._closed: str | None = None  # the reason, once the inbox is closed; guarded by the lock
 
     def put(self, act: Act) -> bool:
-        """Queue an act. False: the inbox is closed, and the act will not run."""
+        """Queue an act. Return False if the inbox is closed, so that the act will not run."""
         with self._lock:  # nothing is queued after the last act
             if self._closed is None:
                 self._acts.put(act)
@@ -84,7 +84,7 @@ class Inbox:
         return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Accept no further act after `last`. Another call only changes the reason."""
+        """Queue `last`, and accept no further act. A second call only changes the reason."""
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -95,14 +95,14 @@ class Inbox:
         return self._acts.empty()
 
     def wait(self, seconds: float) -> Act | None:
-        """Wait for the next act and take it out. None: no act came in time."""
+        """Wait for the next act, and remove it from the queue. Return None if no act comes in time."""
         try:
             return self._acts.get(timeout=None if seconds == inf else seconds)
         except Empty:
             return None
 
     def take(self) -> Act | None:
-        """Take the next act out; None: the inbox is empty."""
+        """Remove and return the next act; None: the inbox is empty."""
         try:
             return self._acts.get_nowait()
         except Empty:
@@ -119,10 +119,11 @@ sleep_logger = logging.getLogger("slotcache")
 class DeviceTurns:
     """The callbacks by which a model reports to the scheduler of a shared device.
 
-    on_want: the model is needed and not on the device. on_load: the model is loaded, or its load failed with the given
-    error. on_free: the model is unloaded. The engine's thread calls these three. make_room: a load failed, maybe for
-    lack of memory; the thread of the load calls it. It returns True if it unloaded something, so that a second try may
-    fit.
+    The engine's thread calls the first three. on_want: the model is needed and not on the device. on_load: the model is
+    loaded, or its load failed with the given error. on_free: the model is unloaded.
+
+    make_room: a load failed, maybe for lack of memory. The loading thread calls this callback, which returns whether it
+    unloaded something, so that a second try may fit.
     """
 
     on_want: Callable[[], None]
@@ -134,19 +135,19 @@ class DeviceTurns:
 class Sleep:
     """Decides when the model is on the device.
 
-    Any thread may call the methods up to and including `keep`. The methods after it are for the engine's thread alone.
+    Any thread may call the methods up to and including `keep`. Only the engine's thread may call the methods after it.
 
-    On a shared device each model has turns. A turn that another model waits for ends at `_turn_end`, or sooner:
+    On a shared device the models take turns. While another model waits, a turn ends at `_turn_end` or sooner:
 
         on_want, grant, load |-- steps --|--- lingers ---| unload, on_free
                                      last_use     for as long as the load took
 
-    A request that comes while the turn lingers saves a load. If none comes, later turns do not linger, until a request
-    comes before `_linger_end`, so soon after the unload that a lingering turn would have caught it.
+    A request that arrives while the turn lingers saves a load. If no request arrives then, later turns do not linger.
+    They linger again after a request that arrives before `_linger_end`: a lingering turn would have caught this request.
 
     seconds: the time without a step after which the model is unloaded; 0: never. on_wake: called in the engine's thread
-    after a load, with the error if the load failed. is_awake: the engine can compute steps. last_use: the time of the
-    last step's end or the last request's arrival, whichever is later.
+    after each load, with the error if the load failed. is_awake: whether the model is loaded, so that steps can run.
+    last_use: the time of the last step's end or the last request's arrival, whichever is later.
     """
 
     def __init__(
@@ -160,17 +161,17 @@ class Sleep:
         self.is_awake, self._is_wanted = True, False
         self.last_use = perf_counter()
         self.num_wakes = 0
-        self.failure = ""  # why the last load failed; empty after a load that did not
+        self.failure = ""  # why the last load failed; empty if it succeeded
         self._default_seconds = self._seconds = seconds or inf
         self._runner, self._inbox, self._on_wake, self._draft_model = runner, inbox, on_wake, draft_model
-        self._load: Thread | None = None  # the running load; None after its end is noted
+        self._load: Thread | None = None  # the thread of the running load; None: no load runs
         self.device: DeviceTurns | None = None  # None: the device is not shared
         self._is_granted = True  # whether this model may be on the device
-        self.is_used = True  # a step ran since the last load: even a short turn answers something
+        self.is_used = True  # a step ran since the last load; until then a turn has a minimum length
         self._loaded_at = 0.0
-        self._load_seconds = 0.0  # of the last load, and of lingering
+        self._load_seconds = 0.0  # how long the last load took: the turn lingers for this time
         self._lingers = True  # False: no request came while the last turn lingered
-        self._had_request = False  # a request came since another model waits
+        self._had_request = False  # a request came after another model began to wait
         self._linger_end = 0.0  # lingering would have caught a request before this time
         self._turn_end: float | None = None  # None: no other model waits
 
@@ -178,7 +179,7 @@ class Sleep:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the model is unloaded and no request wants it."""
+        """Whether the model is unloaded and no request needs it."""
         return not (self.is_awake or self._is_wanted)
 
     @property
@@ -188,7 +189,7 @@ class Sleep:
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Share the device with other models: ask `device` before each load.
 
-        Called while the model is loaded, before the engine starts. seconds: how long the load took that just ended.
+        Call it before the engine starts, while the model is loaded. seconds: the time that this load took.
         """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
@@ -197,36 +198,36 @@ class Sleep:
         self._inbox.put(self._take_device)
 
     def refuse(self, error: Exception) -> None:
-        """Fail the load that the model asked for, because the load cannot start."""
+        """Report that the load this model waits for cannot start. error: the reason."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
         """End the model's turn for another model, after about `seconds`.
 
-        The turn ends earlier if no request comes for as long as a load takes. A turn without a step so far lasts at
-        least that long. Running requests are finished; waiting requests are answered in the next turn.
+        The turn ends earlier if no request comes for the time that a load takes. If the turn has not run a step yet, it
+        lasts for at least this time. Running requests are finished. Waiting requests are answered in the next turn.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load a sleeping model for a request that follows at once. The time after which the model sleeps is restarted."""
+        """Load a sleeping model for a request that follows at once. Restart the time after which the model sleeps."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
     def bring(self) -> None:
-        """Load a sleeping model although no request follows at once. This does not prolong a turn on a shared device."""
+        """Load a sleeping model although no request follows at once. A turn that is ending is not prolonged."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._bring)
 
     def expect(self) -> None:
-        """Load a sleeping model for a request that is likely to follow, unless other models share the device."""
+        """Load a sleeping model for a likely request, unless other models share the device."""
         if self.device is None:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Set the time without a step after which the model sleeps, if it sleeps at all.
+        """Set the time without a step after which the model sleeps, if it ever sleeps.
 
         The next request restores the usual time.
         """
@@ -254,7 +255,7 @@ class Sleep:
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn's time is up, so that no further request may start in it."""
+        """Whether the turn's time is up. Then no further request may start in this turn."""
         return self._turn_end is not None and self.is_used and perf_counter() >= self._turn_end
 
     def _take_device(self) -> None:
@@ -262,7 +263,7 @@ class Sleep:
         self.load()
 
     def _end_turn(self, seconds: float) -> None:
-        if self.is_awake:  # otherwise it fell asleep meanwhile
+        if self.is_awake:  # otherwise the model has fallen asleep in the meantime
             self._turn_end, self._had_request = perf_counter() + seconds, False
 
     def _set_seconds(self, seconds: float) -> None:
@@ -282,12 +283,12 @@ class Sleep:
         self.load()
 
     def begin(self) -> None:
-        """Free the memory of the device. The caller has already saved or dropped all KV."""
+        """Start to sleep: unload the model. The caller has already saved or dropped all KV."""
         self._is_wanted = False
         self._runner.unload()
         if self._draft_model is not None:
             self._draft_model.unload()
-        self.is_awake = False  # set last: if a server says that it sleeps, its memory is free
+        self.is_awake = False  # set after the unload, so that a server that reports sleep has freed its memory
         if self._turn_end is None:
             sleep_logger.info("asleep after %g s without a request", self._seconds)
         elif perf_counter() < self._turn_end:
@@ -310,7 +311,7 @@ class Sleep:
             load = Thread(target=self._open, name="wake", daemon=True)
             try:
                 load.start()
-            except RuntimeError as error:  # the system has no thread to give
+            except RuntimeError as error:  # the system cannot start a thread
                 self._end_load(error, 0)
             else:
                 self._load = load
@@ -321,7 +322,7 @@ class Sleep:
             self._load.join()
 
     def _open(self) -> None:
-        """Load the model. The load's thread runs this method."""
+        """Load the model. The loading thread runs this method."""
         began = perf_counter()
         error: Exception | None = None
         try:
@@ -335,7 +336,7 @@ class Sleep:
                 self._draft_model.open()
         except Exception as failed:
             error = failed
-            if self._runner.context.handle:  # else the next load would leak this context
+            if self._runner.context.handle:  # otherwise the next load would leak this context
                 self._runner.context.unload()
         self._inbox.put(lambda: self._end_load(error, perf_counter() - began))
 
@@ -360,27 +361,27 @@ class Sleep:
 # ---- The watchdog: it reports a step that does not end. -----------------------------------------------------------------
 
 logger = logging.getLogger("slotcache.engine")
-TOKEN_SECONDS = 1.0  # further seconds for each token of a step: no machine that serves a model is slower
-LOOK = 0.25  # share of the patience after which the watchdog looks again
+TOKEN_SECONDS = 1.0  # additional seconds for each token of a step: no machine that serves a model is slower
+LOOK = 0.25  # how often the watchdog looks, as a share of its limit
 
 
 class Watchdog:
-    """Watches the steps of one thread for steps that hang.
+    """Reports steps of one thread that hang.
 
-    Loads, the warm-up and the wait for requests are not watched. seconds: a step hangs after this time, plus one second
-    for each token of the step; 0: no limit.
+    It does not watch loads, the warm-up or the wait for requests. seconds: the limit. A step hangs after this time plus
+    `TOKEN_SECONDS` for each token of the step. 0: no limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self.num_hangs = 0  # since the start
         self._seconds = seconds or inf
-        self._step: tuple[float, float] | None = None  # the present step: its start, and from when it hangs
+        self._step: tuple[float, float] | None = None  # the current step: its start, and when it begins to hang
         self._ended = Event()
         self._thread: Thread | None = None
 
     @property
     def hanging(self) -> float:
-        """How many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
+        """The seconds that a hanging step has run so far; 0: no step hangs. Any thread may read it."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
@@ -397,7 +398,7 @@ class Watchdog:
                 logger.warning("the step that hung has ended after %.0f s", seconds)
 
     def watch(self, thread: int | None) -> None:
-        """Start a thread that logs where the watched thread hangs. thread: the watched thread's number (`get_ident`)."""
+        """Start to log where a thread hangs. thread: the number of the watched thread (`get_ident`)."""
         if self._seconds < inf:
             self._thread = Thread(target=self._look, args=(thread,), name="watchdog", daemon=True)
             self._thread.start()
@@ -419,13 +420,13 @@ class Watchdog:
 
 
 LAST_SAVE = 5.0  # seconds to save idle KV when the server ends
-LAST_WORDS, MOST_WORDS = 0.2, 3.0  # seconds for the last events before llama.cpp ends the process: as a rule, and at most
+LAST_WORDS, MOST_WORDS = 0.2, 3.0  # usual and most seconds for the last events before llama.cpp ends the process
 
 
 def lost() -> RequestError:
-    """Return the error of requests that a failed step ended.
+    """Return a new error for requests that a failed step ended.
 
-    Each call makes a new error, since every raise lengthens an error's traceback.
+    The error is not shared, because each raise lengthens its traceback.
     """
     return RequestError("the engine failed while computing this", status=500)
 
@@ -433,12 +434,12 @@ def lost() -> RequestError:
 class Engine:
     """Runs generations in one thread.
 
-    Functions of other threads ("acts") run after the current step; some acts interrupt a step of background work. A
-    `View` answers most questions of other threads.
+    Functions of other threads ("acts") run after the current step. Some acts interrupt a step that only does background
+    work. A `View` answers most questions of other threads.
 
-    is_end: whether a token ends an answer. checks: verify the cache's invariants when idle. lower: the tiers below host
-    memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: why the thread has
-    ended for good; None while it runs.
+    is_end: returns whether a token ends an answer. checks: whether to verify the cache's invariants when idle. lower: the
+    tiers below host memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: why
+    the thread has ended for good; None: it has not.
     """
 
     def __init__(
@@ -467,7 +468,7 @@ class Engine:
         self.num_failed_steps = 0
         self._write_behind = WriteBehind(scheduler.index.host, lower)
         self._checks, self._stopping = checks, False
-        self._failed_idle = False  # the last failed step had no request, and no step has succeeded since
+        self._failed_idle = False  # the last step failed without a running request; reset by a successful step
         self._on_failure: Callable[[], None] = lambda: None
         self._on_changed: Callable[[], None] = lambda: None
         self._thread = Thread(target=self._live, name="engine", daemon=True)
@@ -482,20 +483,20 @@ class Engine:
     ) -> None:
         """Start the thread. It sends its events to `loop`.
 
-        on_failure: called in `loop` after the thread has ended for good. on_changed: called in `loop` when a load found
-        that the model's file has changed.
+        on_failure: called in `loop` after the thread has failed for good. on_changed: called in `loop` if a load finds a
+        changed model file.
         """
         self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
 
     def stop(self, why: str = "the server is shutting down") -> None:
-        """End every open generation with a Failure, then end the thread. Return once the thread has ended."""
+        """End every open generation with a Failure, then end the thread, and wait for its end."""
         self.inbox.close(partial(self._stop, why), why)
         if self._thread.is_alive():
             self._thread.join()
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue generations, all of them or none. Raises RequestError if the engine is stopped or a parameter is bad.
+        """Queue all of the generations, or none. Raises RequestError if the engine is stopped or a parameter is bad.
 
         The samplers are made here, so that bad parameters fail in the caller's thread.
         """
@@ -513,16 +514,13 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the present step only computes a prefix of this request.
-
-        Then the step need not be interrupted.
-        """
+        """Return whether the current step only computes a prefix of this request. Then the step is not interrupted."""
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
 
     def cancel(self, generation: Generation) -> Future[None]:
-        """End a generation before the next step, since its client has disconnected.
+        """End a generation before the next step, because its client has disconnected.
 
         The future is done once the generation has ended.
         """
@@ -532,9 +530,10 @@ class Engine:
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
         """Compute a generation's prompt in idle time.
 
-        The future is False if clients' requests are open, or if too many prompts wait. The generation replaces an
-        earlier one of the same key. A client's request ends the generation; the part that is computed by then stays
-        cached. beside: the generation may use a slot that open requests do not need (see `Background.put`).
+        The generation replaces an earlier generation with the same key. A client's request ends the generation, but the
+        tokens computed so far stay cached. The future is False if clients' requests are open or too many prompts wait.
+
+        beside: whether the generation may use a slot that open requests do not need (see `Background.put`).
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
@@ -542,7 +541,7 @@ class Engine:
     def drop_background(self, key: Hashable) -> Future[bool]:
         """End the background generation of `key`. Its computed tokens stay cached.
 
-        The future is True if the generation was not done.
+        The future is True if the generation was unfinished.
         """
         dropped = self.inbox.ask(lambda: self.background.drop(key))
         self.runner.interrupt.set()
@@ -553,7 +552,7 @@ class Engine:
             self.inbox.put(partial(tree.host.resize, max_bytes))
 
     def accepts(self, record: Record) -> bool:
-        """Return whether a record has exactly the layout of this model's KV. Call it after the engine's warm-up only."""
+        """Return whether a record has exactly the layout of this model's KV. Call it only after the engine's warm-up."""
         states, stop = self.runner.states, len(record.tokens)
         is_state = record.state is None or states.accepts_recurrent(record.state, stop)
         return is_state and states.accepts(record.data, record.start, stop)
@@ -561,18 +560,15 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the operations that the cache has decided on, between two steps.
-
-        Raises RequestError if the engine has ended.
-        """
+        """Carry out the cache's pending memory operations between two steps. Raises RequestError if the engine has ended."""
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:
-            return  # the device has no KV that an operation could touch
+            return  # the device has no KV
         try:
             self._run(Plan(self.scheduler.tree.device.take_operations()))
         except Exception:
-            self._recover()  # the tree counts failed operations as done
+            self._recover()  # the tree assumes that the failed operations were done
             raise
 
     def _run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
@@ -608,7 +604,7 @@ class Engine:
         self.outbox.send()
 
     def _end_turn(self) -> bool:
-        """Unload the model once its turn is over and its running requests are finished. Return whether it is unloaded."""
+        """Unload the model if its turn is over and its running requests are finished. Return whether it is unloaded."""
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
@@ -621,7 +617,7 @@ class Engine:
     def _read_inbox(self) -> None:
         """Run the acts of other threads.
 
-        If there is nothing to compute, save idle KV, and then wait for an act or fall asleep.
+        If there is nothing to compute, do the idle work, then wait for an act or fall asleep.
         """
         self.runner.interrupt.clear()
         if self.scheduler.idle or not self.sleep.is_awake:
@@ -629,7 +625,7 @@ class Engine:
             if self._checks and self.scheduler.idle:
                 check(self.scheduler)
             seconds = self.sleep.seconds_left
-            # At the end of a turn the model is unloaded, however many acts come that need no device.
+            # At the end of a turn the model is unloaded at once: acts that need no device must not delay this.
             act = None if self.sleep.is_ending and not seconds else self.inbox.wait(seconds)
             act() if act else self._fall_asleep()
         elif (seconds := self._fetch_wait) is not None and (act := self.inbox.wait(seconds)) is not None:
@@ -639,7 +635,7 @@ class Engine:
 
     @property
     def _fetch_wait(self) -> float | None:
-        """The seconds to wait for KV from lower tiers, if nothing can be computed without it; else None."""
+        """The seconds to wait for KV from lower tiers; None: do not wait, since something else can be computed."""
         return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:
@@ -656,10 +652,10 @@ class Engine:
                 raise
             return
         except Interrupted:
-            return  # an act in the inbox ended a step that no client waits for
+            return  # an act interrupted a step that no client waits for
         ran = perf_counter()
         self._write_behind.write()
-        if self.sleep.is_used:  # the first step after a load also maps the weights: its time would mislead
+        if self.sleep.is_used:  # the time of the first step after a load would mislead, since it also maps the weights
             self.scheduler.observe(plan, ran - planned)
         self.generations.send_prompts(plan.spans)
         for job, token in self.scheduler.commit(plan, sampled):
@@ -672,7 +668,7 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and on to disk. Then let a draft model read ahead.
+        """Copy idle KV to host memory and on to disk. Then let a draft model read ahead, unless `until` is given.
 
         An arriving act ends this work.
         """
@@ -680,14 +676,14 @@ class Engine:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
             if work is not None:
                 self._run(work)
-            self._write_behind.write()  # also records that an act read from a file
+            self._write_behind.write()  # also writes the records that an act has read from a file
             if work is None and not (until == inf and self._read_ahead()):
                 return
 
     def _read_ahead(self) -> bool:
         """Let a draft model read a piece of an idle slot's history.
 
-        False: nothing remains to be read, or the model is asleep or about to be.
+        Return False if nothing remains to be read, the model is asleep, or its turn is ending.
         """
         if not self.sleep.is_awake or self.sleep.is_ending:
             return False
@@ -695,9 +691,9 @@ class Engine:
             return self.scheduler.read_ahead()
 
     def _warm_up(self) -> None:
-        # The warm-up runs in this thread, since OpenMP keeps workers for every thread that ever computed.
-        # With more workers than cores, workers sleep at each barrier instead of spinning. A token took 1.13 times
-        # llama-server's time when another thread did the warm-up, and 1.03 times since.
+        # The warm-up runs in this thread, because OpenMP keeps workers for every thread that ever computed. With more
+        # workers than cores, the workers sleep at each barrier instead of spinning: a token took 1.13 times
+        # llama-server's time after a warm-up in another thread, and 1.03 times after a warm-up in this thread.
         runs, *of_states = (tree.host for tree in self.scheduler.trees)
         try:
             can_move = self.runner.warm_up()
@@ -716,7 +712,7 @@ class Engine:
             can_move = False
             for states in of_states:
                 states.max_bytes = 0
-            self.runner.clear()  # otherwise cells that the tree does not know stay in use
+            self.runner.clear()  # otherwise the warm-up's cells, which the tree does not know, stay in use
             if self.runner.context.rollback < inf:
                 self._end_drafts()
         if not can_move:
@@ -728,7 +724,7 @@ class Engine:
         self.runner.context.rollback = self.scheduler.drafts.longest = 0
 
     def _fall_asleep(self) -> None:
-        """Move the device's KV to host memory, as far as it fits there, and free the device."""
+        """Move the device's KV to host memory, as far as it fits, and unload the model."""
         tree = self.scheduler.tree
         for one in self.scheduler.trees:
             for scope in [scope for scope in one.roots if not scope.is_lasting]:
@@ -736,15 +732,15 @@ class Engine:
         tree.evict(tree.device.num_ready)
         self._run(Plan(tree.device.take_operations()))
         self._write_behind.write()
-        if tree.device.num_ready:  # KV in use by waiting requests
+        if tree.device.num_ready:  # waiting requests use this KV
             self.generations.fail(self.scheduler.recover().failed, lost())
         self.scheduler.admits = True
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Handle the end of a load. If the load failed, the waiting requests fail, and the next request tries again.
+        """Handle the end of a load. If the load failed, fail the waiting requests. The next request tries again.
 
-        There is no further warm-up, since the results of the first one stay valid.
+        There is no second warm-up, because the results of the first warm-up stay valid.
         """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
@@ -754,10 +750,10 @@ class Engine:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Start again with an empty device, since tree and device memory may disagree after an error.
+        """Start again with an empty device, because the tree and the device may disagree after an error.
 
-        See `Scheduler.recover`. Copies in host memory stay. After two failures in a row without a running request, the
-        copies may be the cause and are dropped.
+        Copies in host memory stay. After two failures in a row without a running request, the copies may be the cause, so
+        they are dropped, too. See `Scheduler.recover`.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -776,12 +772,12 @@ class Engine:
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:
-        """Fail all open generations and end the loop. This is the last act of the inbox."""
+        """Fail all open generations, and end the loop. This is the inbox's last act."""
         self._stopping = True
         self.generations.close(why)
 
     def _end_for_good(self, error: BaseException) -> None:
-        """Fail every open generation, since the thread cannot continue after this error."""
+        """Fail every open generation, because the thread cannot continue after this error."""
         logger.critical("%s", why := f"the engine has ended: {type(error).__name__}: {error}", exc_info=error)
         self._give_up(why)
         self.outbox.call(self._on_failure)
@@ -799,7 +795,7 @@ class Engine:
         self.outbox.send()
 
     def _abort(self, reason: str) -> None:
-        """Tell clients that llama.cpp is about to end the process. Any thread may call it."""
+        """Tell clients that llama.cpp is about to end the process. Any thread may call this."""
         self._give_up(f"llama.cpp has ended the server: {reason}")
         if loop := self.outbox.loop:
             sent = Event()

@@ -30,7 +30,7 @@ class MemoryPlacement:
     """The quantities that memory may limit.
 
     gpu_layers: the number of layers on a GPU; the output counts as one layer. gpu_experts: the number of layers whose
-    experts may be on a GPU. Both count from the last layer, and both mean nothing without a GPU.
+    experts may be on a GPU. Both numbers count from the last layer. Without a GPU they have no meaning.
     """
 
     cells: int
@@ -43,7 +43,7 @@ class MemoryPlacement:
 class Concession:
     """A quantity that may be lowered.
 
-    name: a field of `MemoryPlacement`. step: the possible values are `least` and then every `step` above it.
+    name: a field of `MemoryPlacement`. least, step: the possible values are `least`, `least + step`, and so on.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Concession:
 
 
 Excess = Callable[[MemoryPlacement], float]
-"""The bytes that a placement lacks on the device that lacks most; 0 or less: it fits."""
+"""Returns how many bytes a placement lacks on the device that lacks most; 0 or less: the placement fits."""
 
 
 def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: Excess) -> MemoryPlacement | None:
-    """Return the placement that fits and is nearest to the wanted one. None: not even the least values fit.
+    """Return the fitting placement that is nearest to the wanted placement. None: not even the least values fit.
 
-    First, quantities are lowered to their least value one after the other, in the order of the concessions, until the
-    placement fits. Then each lowered quantity is raised as far as it fits, in the opposite order.
+    First, lower the quantities to their least values, one by one in the order of the concessions, until the placement
+    fits. Then raise each lowered quantity, in the opposite order, as far as it fits.
     """
     found, lowered = wanted, []
     for concession in concessions:
@@ -77,8 +77,8 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
     """Return a fitting placement with one quantity raised as far as it still fits.
 
-    Each try may load a model anew, so there should be few tries. Memory grows evenly with most quantities, so the next
-    value to try is interpolated. If a try narrows the range only a little, the next try halves the range.
+    Each try may load a model again, so there should be few tries. Memory grows linearly with most quantities, so the next
+    value to try is interpolated. If a try narrows the range by less than half, the next try halves the range.
     """
 
     def at(step: int) -> MemoryPlacement:
@@ -102,16 +102,16 @@ def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: E
 
 # ---- From settings to the context of a model. ---------------------------------------------------------------------------
 
-DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models that were trained for more
-LONG_CONTEXT = 65536  # the most that --fit chooses; agents start with 25,000 tokens and more
+DEFAULT_CONTEXT = 16384  # cells without --ctx-size, for models with a longer trained length
+LONG_CONTEXT = 65536  # most cells that --fit chooses; agents start with 25,000 tokens and more
 
 
-CELLS = 256  # llama.cpp pads the pool to a multiple of it
-ROLLBACK = 4  # tokens of a draft that a recurrent state can go back; each costs one more state for each sequence
+CELLS = 256  # llama.cpp pads the pool of cells to a multiple of this number
+ROLLBACK = 4  # drafted tokens that a recurrent state can go back; each token costs one more state for each sequence
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the number of cells that a server wants, in whole `CELLS`. most: the bound without --ctx-size."""
+    """Return the wanted number of cells, rounded up to a multiple of `CELLS`. most: the bound without --ctx-size."""
     return whole_cells(settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most))
 
 
@@ -135,7 +135,7 @@ def context_settings(settings: Settings, model: Model) -> ContextSettings:
     )
 
 
-# ---- The memory that the served model may take on each device. ----------------------------------------------------------
+# ---- The memory that the served model may use on each device. -----------------------------------------------------------
 
 MIB = 1 << 20
 
@@ -144,10 +144,11 @@ MIB = 1 << 20
 class Limit:
     """The memory of one device, in bytes.
 
-    free: infinite if the device does not report it. cap: the value of --device-memory; 0: no cap. counts_weights:
-    whether the weights count as used memory. They do not count in host memory next to a GPU with memory of its own:
-    they are mapped from the file, and the system may drop them and read them again. aside: bytes that stay free in any
-    case. lent: the names of the integrated GPUs that use this memory.
+    free: the free memory; infinite if the device does not report it. cap: the value of --device-memory; 0: no cap. aside:
+    bytes that always stay free. lent: the names of the integrated GPUs that use this memory.
+
+    counts_weights: whether the weights count as used memory. Weights in host memory do not count if a GPU has memory of
+    its own: they are mapped from the file, so the system may drop them and read them again.
     """
 
     free: float
@@ -157,19 +158,19 @@ class Limit:
     lent: tuple[str, ...] = ()
 
     def most(self, margin: int) -> float:
-        """Return the bytes that may be taken. margin: bytes that stay free of the device's free memory."""
+        """Return how many bytes the model may use. margin: bytes of the device's free memory that stay free."""
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
-        """Return by how many bytes a use is too large; 0 or less: it fits. others: the uses of all devices."""
+        """Return by how many bytes the use of this device is too large; 0 or less: it fits. others: all devices' uses."""
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
-        """Return the bytes that integrated GPUs take of this memory."""
+        """Return how many bytes of this memory integrated GPUs use."""
         return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
-        """Return in words what determines the result of `most`."""
+        """Return the reason for the result of `most`, in words."""
         if self.cap and self.most(margin) == self.cap:
             return "--device-memory"
         stay = max(margin, self.aside)
@@ -177,10 +178,10 @@ class Limit:
 
 
 def limits(settings: Settings) -> dict[str, Limit]:
-    """Return the limit of host memory and of each GPU that may have layers, by ggml's name.
+    """Return the limit of host memory and of each GPU that may have layers, by ggml's name of the device.
 
-    --device-memory limits the GPUs, or host memory if there is no GPU. An integrated GPU uses host memory, so its use
-    counts there, too.
+    --device-memory limits the GPUs, or host memory if there is no GPU. The use of an integrated GPU also counts as use of
+    host memory.
     """
     gpus = split_of(settings).devices()
     cap, others = settings.device_memory * MIB, beside(settings)
@@ -190,14 +191,14 @@ def limits(settings: Settings) -> dict[str, Limit]:
 
 
 def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> dict[str, float]:
-    """Return by how many bytes each device's use is too large, with the device's name as key; 0 or less: it fits."""
+    """Return by how many bytes the use of each device is too large, by the device's name; 0 or less: it fits."""
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
 def beside(settings: Settings) -> int:
-    """Return the bytes that the other models and the adapters take: about the sizes of their files.
+    """Estimate the bytes of the other models and the adapters by the sizes of their files.
 
-    A draft model also takes KV, for as many tokens as the served model may have cells.
+    A draft model also needs KV for as many tokens as the served model may have cells.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -216,7 +217,7 @@ WORDS_ALONE = "none"
 def embedding_file(settings: Settings) -> str:
     """Return the file of the embedding model; empty if there is none.
 
-    With --docs the packaged embedding model is the default, if an earlier start has fetched it.
+    With --docs the default is the packaged embedding model, if an earlier start has downloaded it.
     """
     if settings.embedding_model == WORDS_ALONE:
         return ""
@@ -226,14 +227,14 @@ def embedding_file(settings: Settings) -> str:
     return str(packaged_file(OFFERED)) if is_default else settings.embedding_model
 
 
-ASIDE = 2 << 30  # bytes of host memory that stay free for the system in spite of a long context
+ASIDE = 2 << 30  # bytes of host memory that stay free for the system even with a long context
 
 
 def aside(settings: Settings) -> int:
-    """Return the bytes of host memory that stay free when the context is made longer than usual.
+    """Return the bytes of host memory that stay free if the context is longer than `DEFAULT_CONTEXT`.
 
-    They are for the system (`ASIDE`) and the host tier (at most `ASIDE`). Since the tier takes at most half of the
-    memory that is free after the start, both have enough.
+    They are for the system (`ASIDE`) and for idle KV (at most `ASIDE`). Both have enough, because idle KV takes at most
+    half of the memory that is free after the start.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -242,14 +243,14 @@ def mib(size: float) -> str:
     return f"{size / MIB:,.0f} MiB"
 
 
-# ---- What was chosen, and why: lines for the log and `doctor`, values for `/props`. -------------------------------------
+# ---- The chosen placement and the reasons: lines for the log and `doctor`, values for `/props`. -------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """A placement and the memory that it uses on each device.
 
-    error: the error of llama.cpp, if it could not make the context.
+    error: llama.cpp's error if it cannot create the context; empty otherwise.
     """
 
     placement: MemoryPlacement
@@ -259,11 +260,11 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The wanted placement and the chosen one.
+    """The wanted placement and the chosen placement.
 
-    margin: bytes that stay free on each device. num_layers: the model's layers, the output counted as one; 0: there is
-    no GPU. has_experts: some layers are mixtures of experts. has_overrides: -ot places some tensors. notes: further
-    lines of the account.
+    margin: bytes that stay free on each device. num_layers: the number of the model's layers, the output counted as one
+    layer; 0: there is no GPU. has_experts: whether some layers are mixtures of experts. has_overrides: whether -ot places
+    some tensors. notes: further lines for `lines`.
     """
 
     wanted: Counted
@@ -276,10 +277,10 @@ class Decision:
     notes: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield the account line by line.
+        """Yield the decision as lines of text.
 
-        It has the limits, the wanted placement and the memory it lacks, the chosen placement, and the use of each
-        device.
+        The lines state the limits, the wanted placement with the memory that it lacks, the chosen placement, and the use
+        of each device.
         """
         for name, limit in self.limits.items():
             names = " and of ".join((name, *limit.lent))
@@ -294,7 +295,7 @@ class Decision:
         yield from self.notes
 
     def lacking(self, uses: Sequence[Use]) -> dict[str, str]:
-        """Return a text for each device that lacks memory, with the device's name as key."""
+        """Return a text for each device that lacks memory, by the device's name."""
         found = excesses(self.limits, uses, self.margin)
         return {device: f"{device} lacks {ceil(excess / MIB):,} MiB" for device, excess in found.items() if excess > 0}
 
@@ -312,7 +313,7 @@ class Decision:
         return ", ".join(parts)
 
     def shown(self) -> dict[str, object]:
-        """Return the account as the JSON that `/props` shows."""
+        """Return the decision as JSON for `/props`."""
         return {
             "devices": [
                 {
@@ -336,16 +337,16 @@ def described_use(use: Use) -> str:
     return f"{use.device}: {mib(use.total)}: weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
 
 
-# ---- The memory that settings take, as llama.cpp counts it without an allocation. ---------------------------------------
+# ---- The memory that settings need, as llama.cpp counts it without allocating it. ---------------------------------------
 
 MOST_COUNTED = 1 << 20
-"""The most cells of a context that is counted: each cell costs time and memory. The use of more cells is extrapolated."""
+"""The most cells of a context that llama.cpp counts. Since each cell costs time and memory, larger uses are extrapolated."""
 
 
 class LoadProgress(Protocol):
-    """Called during a load. It returns False to give the load up.
+    """A callback that reports a load's progress. It returns False to abort the load.
 
-    share: the share of the weights that is loaded, from 0 to 1. doing: other work that is being done, in words.
+    share: the share of the weights that is loaded, from 0 to 1. doing: a description of other current work.
     """
 
     def __call__(self, share: float, doing: str = "") -> bool: ...
@@ -379,9 +380,9 @@ def open_model(
 
 
 def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) -> Model:
-    """Load another model than the served one, on the same devices. Raises ModelError.
+    """Load a further model on the devices of the served model. Raises ModelError.
 
-    The flags that override metadata and rotary positions apply to the served model only.
+    The flags that override metadata and rotary positions apply only to the served model.
     """
     return Model(
         Path(file).expanduser(),
@@ -400,7 +401,7 @@ def split_of(settings: Settings) -> Split:
 
 
 def card_flag(settings: Settings) -> str:
-    """Return the flag by which the settings ask for layers on a GPU; empty if no flag asks for them."""
+    """Return the flag that puts layers on a GPU, with its value; empty if no flag does."""
     if settings.gpu_layers not in (ALL_LAYERS, 0):
         return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
     return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
@@ -423,9 +424,9 @@ def rope_scaling_of(settings: Settings) -> RopeScaling:
 
 
 class Measure:
-    """Counts the memory of contexts by means of simulated models.
+    """Counts the memory of contexts by simulating the model.
 
-    The last model stays open, so that a further context of the same model takes milliseconds.
+    The last simulated model stays open, so that a further context of the same model takes only milliseconds.
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
@@ -437,7 +438,7 @@ class Measure:
         self.model.close()
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
-        """Return the use of each device. Raises ModelError if llama.cpp cannot make the context, for any reason."""
+        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context, for any reason."""
         if settings.ctx_size <= MOST_COUNTED:
             return self._counted(settings)
         half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
@@ -479,13 +480,13 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Return the use that lies `steps` steps beyond `other`, if one step leads from `one` to `other`."""
+    """Extrapolate the use `steps` steps beyond `other`. One step is the difference from `one` to `other`."""
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
 
 
 logger = logging.getLogger("slotcache")
-SHARES = (1, 0.5, 0.25, 0.125, 0)  # shares of --fit-target that stay free; the first that fits is chosen
+SHARES = (1, 0.5, 0.25, 0.125, 0)  # shares of --fit-target that may stay free; the first share with a fit is chosen
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
 DEFAULTS = Settings()
 
@@ -493,8 +494,9 @@ DEFAULTS = Settings()
 def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
     """Return settings with which the model fits, and the decision.
 
-    The decision is None for an encoder, or if memory cannot be counted. A setting that was given by a flag stays. With
-    --fit off no setting changes. Raises ModelError if the model does not fit.
+    The decision is None for an encoder, or if memory cannot be counted. Settings that differ from their defaults stay,
+    but -c is rounded up to a multiple of `CELLS`. With --fit off only -c changes. Raises ModelError if the model does not
+    fit.
     """
     measure = Measure(settings, path)
     try:
@@ -523,7 +525,7 @@ class Fitting:
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
-        self.count(self.wanted)  # first, so that `limits` sees the memory that CUDA itself takes as used
+        self.count(self.wanted)  # before `limits`, so that the memory that CUDA itself takes is already in use
         self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
@@ -544,7 +546,7 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose a context that is longer than usual. None: no such context fits if everything else is as wanted."""
+        """Choose a context longer than `DEFAULT_CONTEXT`. None: no such context fits with all other wanted quantities."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -557,7 +559,7 @@ class Fitting:
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
         """Yield conditions for a fit, the strictest first.
 
-        Each has a margin, whether weights in host memory count, and a note on what the user loses.
+        Each condition is a margin, whether weights in host memory count, and a note for the user on the drawback.
         """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
@@ -569,7 +571,7 @@ class Fitting:
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
-        """Yield the quantities that may be lowered and that no flag gives. Those whose loss hurts least come first."""
+        """Yield the quantities that may be lowered because no flag sets them. Quantities that hurt least come first."""
         given, unset = self.settings, DEFAULTS
         is_given = {
             "cells": given.ctx_size != unset.ctx_size,
@@ -580,7 +582,7 @@ class Fitting:
         return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
 
     def _possible(self, least_cells: int) -> Iterator[Concession]:
-        """Yield the quantities that could be lowered on this machine, even those that a flag gives."""
+        """Yield the quantities that could be lowered on this machine, even if a flag sets them."""
         yield Concession("cells", least_cells, CELLS)
         yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
@@ -591,7 +593,7 @@ class Fitting:
     def placed(self, placement: MemoryPlacement) -> Settings:
         """Return the settings for a placement.
 
-        The layer flags change only if the placement differs from the wanted one.
+        The settings of layers change only if they differ from the wanted placement.
         """
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
@@ -601,7 +603,7 @@ class Fitting:
         return replace(self.settings, **changed)
 
     def excess(self, placement: MemoryPlacement, margin: int) -> float:
-        """Return how many bytes are missing on the device that lacks most memory; 0 or less: the placement fits."""
+        """Return how many bytes a placement lacks on the device that lacks most; 0 or less: the placement fits."""
         counted = self.count(placement)
         lacking = excesses(self.limits, counted.uses, margin).values()
         return math.inf if counted.error else max(lacking, default=0)
@@ -627,13 +629,13 @@ class Fitting:
         )
 
     def _rounded(self) -> Iterator[str]:
-        """Yield a note on a --ctx-size that llama.cpp does not allocate as it is."""
+        """Yield a note if llama.cpp rounds --ctx-size up."""
         given = self.settings.ctx_size
         if given % CELLS:
             yield f"-c {given} is raised to {self.wanted.cells:,}: llama.cpp allocates cells by {CELLS}"
 
     def _complaint(self) -> str:
-        """Return one line about what is missing and which flags would help."""
+        """Describe in one line which memory is missing and which flags would help."""
         wanted = self._decision(self.wanted, 0, "")
         would = self._any_that_fits()
         if wanted.wanted.error and would is None:
@@ -646,14 +648,14 @@ class Fitting:
         return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
 
     def _taken(self, use: Use, uses: Sequence[Use]) -> str:
-        """Describe the use of a device, including the integrated GPUs that share its memory."""
+        """Describe the use of a device's memory, including the use by integrated GPUs that share it."""
         parts = f"weights {mib(use.weights)}, KV {mib(use.kv)}, compute buffer {mib(use.compute)}"
         limit = self.limits[use.device]
         lent = f", {', '.join(limit.lent)} {mib(limit.shared(uses))}" if limit.lent else ""
         return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
-        """Search for a placement that fits, even against the flags: first down to --fit-ctx, then below it."""
+        """Search for any placement that fits, even against the user's flags: first with at least --fit-ctx cells."""
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found
@@ -678,10 +680,10 @@ class Fitting:
 
 
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
-    """Return the settings with the faster layout of the weights for `--repack auto`.
+    """Replace `--repack auto` by the faster layout of the weights.
 
-    It is the ordinary layout if exact bits are promised or a GPU computes. With --cache-dir the first start's choice
-    stays, since KV depends on the layout. progress: as in `Model`.
+    With --flash-attn off, which promises exact bits, or with a GPU, the ordinary layout is chosen. With --cache-dir the
+    choice of the first start stays, since KV depends on the layout. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

@@ -1,7 +1,7 @@
-"""A generation: it turns the tokens of one answer into text, stops and events for the event loop.
+"""A generation turns the tokens of one answer into text, detects its end, and makes events for the event loop.
 
-Every generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes a
-generation as it sends the final event, so a client that does not read cannot keep the generation open.
+Each generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes the
+generation when it sends the final event, so a client that does not read cannot keep the generation open.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from .usage import (
     volatile_span,
 )
 
-# ---- Events of a generation, and the mailbox where its client finds them. -----------------------------------------------
+# ---- Events of a generation, and the mailbox for its client. ------------------------------------------------------------
 
-MAX_PROGRESS = 8  # unread events of progress
-MAX_PIECES = 8  # unread pieces of text that are sent one by one; more are joined
-MAX_UNSENT = 64  # pieces of an unstreamed answer that wake the event loop once
+MAX_PROGRESS = 8  # most unread progress events
+MAX_PIECES = 8  # most unread pieces of text that are sent one by one; more pieces are joined
+MAX_UNSENT = 64  # pieces of an unstreamed answer that the event loop gets in one event
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of the answer, and the tokens of this text.
+    """The next piece of the answer's text, with its tokens.
 
-    logprobs: one entry for each token, if the request asks for them. num_generated: the number of the answer's tokens
-    so far, including these. is_last: the answer ends here. kept: how many characters of the last token are in the
-    answer; None: all of them.
+    logprobs: one entry for each token, if the request asks for logprobs. num_generated: the number of the answer's tokens
+    up to the end of this piece. is_last: whether the answer ends with this piece. kept: how many characters of the last
+    token are in the answer; None: all of them.
     """
 
     text: str
@@ -65,10 +65,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far the prefill is.
+    """The progress of a prefill.
 
-    total: the prompt's tokens. cache: the tokens from the cache. processed: the tokens done so far, with the cached
-    ones.
+    total: the number of the prompt's tokens. cache: the number of cached tokens. processed: the number of tokens that are
+    done, including the cached tokens.
     """
 
     total: int
@@ -77,7 +77,7 @@ class PromptProgress:
     time_ms: float
 
     def timings(self) -> Fields:
-        """Return the prefill so far in the form of llama-server's `timings`."""
+        """Return the progress in the form of llama-server's `timings`."""
         return timings(
             num_cached=self.cache,
             num_computed=self.processed - self.cache,
@@ -90,11 +90,11 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last piece of an answer, with its tokens. reason: stop or length.
+    """The last piece of an answer, with its tokens.
 
-    logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs. sampled: the ids (int32) of
-    the whole answer; None if they may not be kept or do not spell the answer's text exactly. prompt: the prompt's text,
-    for answers that show it. The code that reads the event fills `prompt` in.
+    reason: `stop` or `length`. logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs.
+    sampled: the token ids (int32) of the whole answer; None if the ids must not be kept or do not spell the answer's text
+    exactly. prompt: the prompt's text, for answers that show it; the code that reads the event sets it.
     """
 
     text: str
@@ -108,7 +108,7 @@ class End:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer ended at a limit."""
+        """Whether the answer ended at a limit of tokens or time."""
         return self.reason == "length"
 
     def delta(self) -> Delta:
@@ -130,11 +130,11 @@ Event = Delta | PromptProgress | Final
 class Unread:
     """The events that a client has not read yet: some progress, the pieces of text, and the end.
 
-    For the event loop only. A slow client gets longer pieces. The unread events of a client that never reads are no
-    larger than its answer.
+    Only for the event loop. A slow client gets longer pieces. If a client never reads, its unread events are no larger
+    than its answer.
 
-    take_now: called with a new piece of text while `get` waits, which saves a turn of the event loop. It returns True
-    if it takes the piece; otherwise `get` returns the piece.
+    take_now: called with a new piece of text while `get` waits; this saves a turn of the event loop. If it returns True,
+    it has taken the piece. Otherwise `get` returns the piece.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -142,7 +142,7 @@ class Unread:
     def __init__(self) -> None:
         self.take_now: Callable[[Delta], bool] | None = None
         self._is_awaited = self._is_closed = False
-        self._progress: deque[PromptProgress] = deque()  # the first ones, and the newest
+        self._progress: deque[PromptProgress] = deque()  # the earliest events, and the newest event
         self._text: list[Delta] = []
         self._final: Final | None = None
         self._arrived = asyncio.Event()
@@ -153,7 +153,7 @@ class Unread:
         return len(self._progress) + num_pieces + (self._final is not None)
 
     def close(self) -> None:
-        """Drop all events from now on, since nobody will read them."""
+        """Drop all unread and later events, because nobody will read them."""
         self._is_closed, self.take_now = True, None
         self._progress.clear()
         self._text.clear()
@@ -172,7 +172,7 @@ class Unread:
                     self._progress.pop()
                 self._progress.append(event)
             case End() | Failure():
-                self._final = self._final or event  # an earlier failure was the end
+                self._final = self._final or event  # the first final event counts
         self._arrived.set()
 
     async def get(self) -> Event:
@@ -198,7 +198,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Take the first piece. For a slow client, take all pieces as one."""
+        """Remove and return the first piece. For a slow client, join all pieces into one."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -206,22 +206,24 @@ class Unread:
 
 
 def _join(deltas: Sequence[Delta]) -> Delta:
-    """Return several pieces as one."""
+    """Join several pieces into one."""
     tokens = tuple(chain.from_iterable(delta.tokens for delta in deltas))
     logprobs = tuple(chain.from_iterable(delta.logprobs for delta in deltas))
     return Delta("".join(delta.text for delta in deltas), tokens, logprobs, deltas[-1].num_generated)
 
 
-# ---- The unsent end of an answer: text and its tokens. ------------------------------------------------------------------
+# ---- The unsent part of an answer: text and tokens. ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Pending:
-    """Tokens that are not sent yet, and as much of their text as is known.
+    """Tokens that are not sent yet, and the part of their text that is known.
 
-    shows_logprobs: text is sent in whole tokens only, so that the sent tokens spell the sent text. Otherwise all known
-    text is sent with all tokens. logprobs: one entry for each token. ends: the position in `text` at which each token's
-    text ends. The text of the last tokens may be unknown, since it may be part of a stop string.
+    The text of the last tokens is not known while it may be part of a stop string.
+
+    shows_logprobs: whether text is sent only in whole tokens, so that the sent tokens spell the sent text. Otherwise all
+    known text is sent with all tokens. logprobs: one entry for each token. ends: for each token, the position in `text`
+    at which its text ends.
     """
 
     shows_logprobs: bool
@@ -231,7 +233,7 @@ class Pending:
     text: str = ""
 
     def push(self, token: int, logprobs: Logprobs | None) -> None:
-        """Add a token. logprobs: None for a token that no sampler chose."""
+        """Add a token. logprobs: the token's logprobs; None: no sampler chose the token."""
         self.tokens.append(token)
         if self.shows_logprobs:
             self.logprobs.append(logprobs or Logprobs.certain(token))
@@ -246,7 +248,7 @@ class Pending:
             self.ends.append(len(self.text) + num_unsettled)
 
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
-        """Take text out, with its tokens and their logprobs. Tokens without text stay until some text follows."""
+        """Remove and return text, its tokens and their logprobs. Tokens without text stay until more text follows."""
         text, number = self.text, len(self.tokens)
         if self.shows_logprobs:
             number = sum(end <= len(text) for end in self.ends)
@@ -261,8 +263,8 @@ class Pending:
     def cut(self) -> int | None:
         """Drop the logprobs of tokens that start after the end of the text.
 
-        Return how many characters of the last token remain. None: no token has a part of the text, or the answer shows
-        no logprobs.
+        Return how many characters of the last remaining token are in the text. None: no token remains, or the answer
+        shows no logprobs.
         """
         begins = [0, *self.ends][: len(self.logprobs)]
         number = sum(begin < len(self.text) for begin in begins)
@@ -270,25 +272,26 @@ class Pending:
         return len(self.text) - begins[number - 1] if number else None
 
 
-AROUND = 32  # tokens on either side of a miss that are searched for volatile text
-OPENING = 8  # tokens before a changed piece that are quoted with it: the piece may start within a word
+AROUND = 32  # tokens before and after a miss that are searched for volatile text
+OPENING = 8  # tokens quoted before a changed piece, since the piece may start within a word
 
 OnEnd = Callable[["Generation", Final], Final]
-"""Called with a generation and its final event; returns the final event for the client."""
+"""Takes a generation and its final event, and returns the final event for the client."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """One answer to a request, as the engine sees it. The scheduler's part of the request is its `Job`.
+    """One answer to a request, as the engine sees it. The scheduler's state of the request is its `Job`.
 
-    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit
-    in the request, which may exceed what the context takes; -1: none. scope: the client's name of the cache scope.
-    no_cache_reason: why nothing may be reused; None if reuse is allowed. spells: returns whether ids (int32) spell a
-    text byte for byte, as the ids of an answer must if they are kept; None: they are never kept. is_whole: the client
-    gets the text only at the end. on_end: called in the event loop after the engine has ended the generation, and before
-    the client can read the end. outlives_client: the generation goes on after its client has disconnected.
-    is_unattended: the generation goes on, and its client has disconnected. abandoned: the client has disconnected, and
-    the engine is about to end the generation. first: the first choice, if this is a further choice of the same prompt.
+    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the
+    request's own limit, which may exceed the context; -1: none. scope: the client's name of the cache scope.
+    no_cache_reason: why nothing may be reused; None: reuse is allowed. spells: returns whether token ids (int32) spell a
+    text byte for byte; only then are the ids of an answer kept; None: the ids are never kept. is_whole: whether the
+    client gets the text only at the end. on_end: called in the event loop after the engine has ended the generation and
+    before the client can read the end. outlives_client: whether the generation goes on if its client disconnects.
+    is_unattended: whether the client has disconnected and the generation goes on. abandoned: whether the client has
+    disconnected and the engine is about to end the generation. first: the first choice, if this generation is a further
+    choice of the same prompt.
     """
 
     id: str
@@ -309,20 +312,20 @@ class Generation:
     on_end: OnEnd = lambda generation, event: event
     events: Unread = field(default_factory=Unread)
     parts: list[str] = field(default_factory=list)  # the text so far
-    unsent: list[Delta] = field(default_factory=list)  # unsent pieces, if the client gets the answer only at its end
-    job: Job = field(init=False)  # set by its submission
+    unsent: list[Delta] = field(default_factory=list)  # unsent pieces, if `is_whole`
+    job: Job = field(init=False)  # set when the generation is submitted
     pending: Pending = field(init=False)
     arrived: float = field(default_factory=perf_counter)
     admitted: float = 0.0
     is_primed: bool = False  # whether the sampler has seen the prompt
     first: Generation | None = None
-    question: bytes = b""  # the last message of the user, as JSON; empty for a text
-    num_pushed: int = 0  # tokens of the answer that were pushed
-    num_sent: int = 0  # tokens of the prompt that were sent with their logprobs
+    question: bytes = b""  # the user's last message, as JSON; empty for a text
+    num_pushed: int = 0  # tokens of the answer passed to `push`
+    num_sent: int = 0  # prompt tokens sent with their logprobs
     first_token: float = 0.0
-    patience: float = 0.0  # seconds after the first token until the answer ends, once it has a line; 0: no limit
+    patience: float = 0.0  # seconds after the first token until an answer ends once it has a whole line; 0: never
     has_line: bool = False
-    final: Final | None = None  # set when its client can read it
+    final: Final | None = None  # set when the client can read it
     done: bool = False
     abandoned: bool = False
 
@@ -330,7 +333,7 @@ class Generation:
         self.pending = Pending(shows_logprobs=self.sampling.n_probs is not None)
 
     def deliver(self, event: Event) -> None:
-        """Put an event among those that the client reads next. Runs in the event loop."""
+        """Queue an event for the client. Runs in the event loop."""
         if isinstance(event, End | Failure):
             event = self.final = self.on_end(self, event)
         self.events.put(event)
@@ -346,7 +349,7 @@ class Generation:
 
     @property
     def is_past_half(self) -> bool:
-        """Whether the prefill was ended with more than half of the prompt computed, but not all of it."""
+        """Whether the prefill stopped after more than half of the prompt, but before the prompt's end."""
         if not self.admitted or self.job.is_reading:
             return False
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
@@ -354,14 +357,14 @@ class Generation:
     def is_turn_of(self, request: Generation) -> bool:
         """Return whether this prompt was computed ahead for a request: for its question or the start of its question.
 
-        The second case arises while a person is typing.
+        It has only the start if it was computed while a person was typing.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
-        """Take the next token, which the job has already, and return its event; None: there is nothing to send yet.
+        """Add the next token, which is already in the job, and return its event; None: there is nothing to send yet.
 
-        An End ends the generation. logprobs: the token's; None for a token that no sampler chose.
+        An End ends the generation. logprobs: the token's logprobs; None: no sampler chose the token.
         """
         self.num_pushed += 1
         if not self.first_token:
@@ -383,36 +386,36 @@ class Generation:
         return Delta(sent, tokens, shown, num_generated=num_generated) if sent else None
 
     def collect(self, delta: Delta) -> Delta | None:
-        """Keep a piece of an answer that its client gets only at the end.
+        """Keep a piece of an answer whose client gets the text only at the end.
 
-        Once there are `MAX_UNSENT` kept pieces, return all of them as one piece.
+        Once `MAX_UNSENT` pieces are kept, return all of them as one piece.
         """
         self.unsent.append(delta)
         return self.take_unsent() if len(self.unsent) >= MAX_UNSENT else None
 
     def take_unsent(self) -> Delta | None:
-        """Take the kept pieces out as one piece; None: there are none."""
+        """Remove the kept pieces, and return them as one piece; None: there are none."""
         unsent, self.unsent = self.unsent, []
         return _join(unsent) if unsent else None
 
     def send_prompt(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
-        """Return the prompt tokens whose logprobs are not sent yet. A paused request computes some tokens twice.
+        """Return the prompt tokens in `logprobs` that are not sent yet. A paused request computes some tokens twice.
 
-        start: the position of the first entry of `logprobs`.
+        start: the prompt position of the first entry of `logprobs`.
         """
         new = tuple(logprobs[self.num_sent - start :])
         self.num_sent += len(new)
         return Delta("", tuple(one.token for one in new), new)
 
     def _is_late(self, text: str) -> bool:
-        """Return whether the answer's time is over and it has a whole line. text: the newest piece of the answer."""
+        """Return whether the answer's time is up and the answer has a whole line. text: the answer's newest piece."""
         if not self.patience:
             return False
         self.has_line = self.has_line or "\n" in text
         return self.has_line and perf_counter() - self.first_token > self.patience
 
     def progress(self, now: float) -> PromptProgress:
-        """Return how far the prefill is."""
+        """Return the progress of the prefill."""
         job = self.job
         spent = (now - self.admitted) * 1000
         return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
@@ -445,9 +448,9 @@ class Generation:
         )
 
     def _sampled(self, is_end: bool) -> np.ndarray | None:
-        """Return the answer's ids without the end token, if they spell the sent text exactly.
+        """Return the answer's token ids without the end token, if they spell the sent text exactly.
 
-        This loops over the whole answer. So it runs once, and in this thread: the event loop has to serve all streams.
+        This loops over the whole answer. So it runs only once, and not in the event loop, which has to serve all streams.
         """
         if self.spells is None:
             return None
@@ -481,16 +484,16 @@ class Generation:
         )
 
     def _reordered(self) -> Reordering | None:
-        """Return what the order of documents gained for the first choice. The other choices share its KV in any order."""
+        """Return the gain from the order of documents for the first choice, whose KV the other choices share anyway."""
         leader = self.first or self
         return reordering(
             leader.job.layout, leader.job.reuse.cached, leader._seconds if leader.first_token else self._seconds
         )
 
     def _seconds(self, start: int, stop: int) -> float:
-        """Return about how many seconds the prompt's tokens at positions [start, stop) take.
+        """Estimate the prefill seconds of the prompt's tokens at positions [start, stop).
 
-        For reused tokens it is the time that reuse saved, and for all others the time that they took.
+        Reused tokens count with the time that reuse saved, computed tokens with the time that they took.
         """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
@@ -500,18 +503,18 @@ class Generation:
 
     @property
     def _seconds_each(self) -> float:
-        """The seconds that each computed token of the prompt took, on average."""
+        """The average seconds of a computed prompt token."""
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return the reused positions: a prefix of the prompt, unless reuse came in pieces."""
+        """Return the reused positions. They are a prefix of the prompt, unless the prompt was reused in pieces."""
         reuse = self.job.reuse
         return (
             [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
         )
 
     def _miss(self) -> Miss | None:
-        """Return where reuse ended, and why. None: all was reused except the last tokens, which are always computed."""
+        """Return where and why reuse ended. None: only the last tokens, which are always computed, were not reused."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -526,10 +529,10 @@ class Generation:
         return miss
 
     def _change(self, at: int) -> Change | None:
-        """Return the piece that differs from an earlier prompt of the scope, if the same text follows in both.
+        """Return the piece of the prompt that differs from an earlier prompt of the scope, if equal text follows in both.
 
-        The earlier text is shown only in a named scope, since a client has to know the name. Anyone may use the common
-        scope.
+        The earlier text is shown only in a named scope, since only clients that know the name use it. Anyone may use the
+        common scope.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -546,19 +549,19 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the kind and the text around a position of the prompt, if text of this kind changes with each request."""
+        """Return the volatile text at a position of the prompt, with its kind; None: the text there is not volatile."""
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
 
 
 # ---- Account ------------------------------------------------------------------------------------------------------------
-# The figures of a request for the log: how much was reused, why not more, and how fast it was. No text. Their names
-# are those of the report, of `timings`, of `GET /slots` and of the metrics.
+# The figures of a request for the log: how much was reused, why not more, and how fast it was. They contain no text. The
+# report, `timings`, `GET /slots` and the metrics use the same names.
 
 
 def account(generations: Sequence[Generation]) -> Fields:
-    """Return the figures of a request for the log. The prompt's figures come from the first generation that has an End."""
+    """Return the figures of a request for the log. The prompt's figures come from the first generation with an End."""
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
     if not ends:
@@ -588,7 +591,7 @@ def _end(generation: Generation) -> str:
 def _miss(generation: Generation, report: Report) -> Fields:
     """Return where reuse ended, and in which part of the prompt.
 
-    The id of a document is left out, since a client wrote it.
+    The id of a document is omitted, because a client wrote it.
     """
     layout = generation.job.layout
     if report.miss is None:
@@ -600,13 +603,13 @@ def _miss(generation: Generation, report: Report) -> Fields:
 
 
 # ---- Outbox -------------------------------------------------------------------------------------------------------------
-# Events from the engine to the event loop: one call a step, for all streams together.
+# Events from the engine to the event loop: one call per step for all streams.
 
 logger = logging.getLogger("slotcache.engine")
 
 
 class Outbox:
-    """The events of a step, in order. The engine's thread adds them and sends them to the event loop."""
+    """The events of a step, in order. The engine's thread adds events, and sends them to the event loop."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -627,12 +630,12 @@ class Outbox:
         assert self.loop is not None
         try:
             self.loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:  # the loop is closed: no stream is left
+        except RuntimeError:  # the loop is closed, so there are no streams
             logger.debug("%s after the loop closed", act)
 
 
 def _deliver(events: Sequence[tuple[Generation, Event]]) -> None:
-    """Deliver events to their streams. Runs in the event loop. An error in one stream does not affect the next stream."""
+    """Deliver events to their streams. Runs in the event loop. An error in one stream does not affect other streams."""
     for generation, event in events:
         try:
             generation.deliver(event)

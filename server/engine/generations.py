@@ -1,4 +1,4 @@
-"""The open generations of the engine, and the prompts that it computes in idle time. For the engine's thread only."""
+"""The engine's open generations, and the prompts that it computes in idle time. Only for the engine's thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger("slotcache.engine")
 # ---- Prompts that are computed in idle time, ahead of their requests. ---------------------------------------------------
 
 MAX_GENERATIONS = 64
-GAVE_WAY = "gave_way"  # the code of a generation's failure if it ended in favour of a request
+GAVE_WAY = "gave_way"  # the error code of a generation that ended in favour of a request
 
 
 class Background:
     """Generations whose prompts are computed ahead of time, at most one for each key.
 
-    end: takes a generation out of the engine; the computed part stays cached. max_generations: the most generations
-    that may be unfinished.
+    end: ends a generation in the engine; its computed tokens stay cached. max_generations: the most unfinished
+    generations.
     """
 
     def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
@@ -40,10 +40,10 @@ class Background:
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
-        """Add the generation of a key, in place of an earlier one.
+        """Add the generation of a key. An earlier generation of the key is dropped.
 
-        False: clients' requests run or wait, or too many generations are unfinished. beside: the generation may run
-        next to clients' requests, if a slot is idle and no client's request waits.
+        Return False if clients' requests run or wait, or if too many generations are unfinished. beside: whether the
+        generation may run next to clients' requests, if a slot is idle and no client's request waits.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -56,7 +56,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """End the generation of a key. True: it was unfinished."""
+        """End the generation of a key. Return whether it was unfinished."""
         generation = self._generations.pop(key, None)
         self._beside.discard(key)
         if generation is None or generation.done:
@@ -74,10 +74,10 @@ class Background:
             self.drop(key)
 
     def give_way(self, new: Sequence[Generation]) -> None:
-        """End the generations that would slow clients' requests down. new: the requests that arrive now.
+        """End the generations that would slow down clients' requests. new: the requests that arrive now.
 
-        A generation that was put with `beside` goes on while a slot remains for it. It also ends if a new request asks
-        the question that the generation prepares, or uses other adapters.
+        A generation that was put with `beside` goes on while a slot remains for it. But it ends if it prepares the
+        question of a new request, or if a new request uses other adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -104,14 +104,15 @@ class Background:
             self.drop(key)
 
 
-# ---- The open generations. Each ends once, with a final event unless its client has gone. -------------------------------
+# ---- The open generations. Each ends once, with a final event unless its client has disconnected. -----------------------
 
 
 class Generations:
     """Open generations and their samplers, by request id.
 
-    is_end: whether a token ends an answer. on_wait: called with the job of each request that starts to wait. samplers:
-    callers make them, and this class closes them. is_closed: a new generation only gets a Failure.
+    is_end: returns whether a token ends an answer. on_wait: called with the job of each request that starts to wait.
+    samplers: the samplers by request id; callers make them, and this class closes them. is_closed: whether new
+    generations only get a Failure.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Start the clock of requests that were just admitted. The clock of a preempted request runs already."""
+        """Start the clocks of admitted requests. The clock of a preempted request keeps running."""
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -155,7 +156,7 @@ class Generations:
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
     def push(self, job: Job, token: int) -> None:
-        """Give a generation its next token, and the further tokens of the same step.
+        """Add a step's token to a job's generation, then accepted drafted tokens and tokens that a grammar determines.
 
         An error ends only this generation.
         """
@@ -193,7 +194,7 @@ class Generations:
             self._outbox.put(generation, event)
 
     def send_prompts(self, spans: Sequence[Span]) -> None:
-        """Send the logprobs of the prompt tokens that were just computed, to the clients that want them."""
+        """Send the logprobs of the prompt tokens that a step computed, if requests want them."""
         for span in spans:
             if span.scored is not None:
                 generation = self._open[span.request]
@@ -201,7 +202,7 @@ class Generations:
                 self._outbox.put(generation, generation.send_prompt(span.start + 1, logprobs))
 
     def report_progress(self) -> None:
-        """Send the progress of unfinished prompts to the clients that want it."""
+        """Send the progress of unfinished prompts, if requests want it."""
         now = perf_counter()
         for job in self._scheduler.running:
             if job.num_tokens == job.num_prompt:
@@ -212,7 +213,7 @@ class Generations:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
-        """Take a generation out of the engine, once."""
+        """End a generation in the engine, unless it has already ended."""
         if generation.done:
             return
         generation.done = True
@@ -223,27 +224,24 @@ class Generations:
             self._scheduler.finish(generation.job)
 
     def goes_on(self, job: Job) -> bool:
-        """Return whether a request can go on after a failed step: it has got every token that its sampler chose."""
+        """Return whether a request can go on after a failed step: it has received every token that its sampler chose."""
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End a background generation in favour of a request.
-
-        A caller that waits for it gets a Failure with the code `GAVE_WAY`.
-        """
+        """End a background generation in favour of a request, with a Failure of the code `GAVE_WAY`."""
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
     def restart(self, jobs: Iterable[Job]) -> None:
-        """Replace the samplers of requests that start over. The new samplers have seen no token and chosen none."""
+        """Replace the samplers of requests that start over by samplers that have seen and chosen no token."""
         for job in jobs:
             id = job.request.id
             if generation := self._open.get(id):
                 generation.is_primed = False
                 self.samplers[id] = self.samplers[id].anew()
-            else:  # it has ended, and its end failed
+            else:  # the generation has ended, but its end failed
                 self._scheduler.finish(job)
 
     def fail(self, jobs: Iterable[Job], error: RequestError) -> None:
@@ -264,7 +262,7 @@ class Generations:
             self._fail(generation, RequestError(why, status=503))
 
     def give_up(self, why: str) -> None:
-        """Send a Failure to every open generation. Nothing else is touched, since the scheduler may be in any state."""
+        """Send a Failure to every open generation. Leave the scheduler alone, since it may be in any state."""
         self.is_closed, self._why = True, why
         error = RequestError(why, status=500)
         for generation in self._open.values():
@@ -279,7 +277,7 @@ class Generations:
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:
-        """Fail one generation because of an error of its own."""
+        """Fail one generation because of its own error."""
         if not isinstance(error, RequestError):
             logger.error("request %d failed", generation.request.id, exc_info=error)
             error = RequestError("the server failed on this request", status=500)

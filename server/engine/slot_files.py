@@ -17,17 +17,17 @@ from ..http.threads import WaitingThread
 from .engine import Engine
 
 logger = logging.getLogger("slotcache.engine")
-ADOPT_SECONDS = 60.0  # the longest wait of a record for the engine
+ADOPT_SECONDS = 60.0  # the longest wait for the engine to take a record
 
 
 class Arrivals:
-    """Brings records into host memory. Its methods block, so the engine's thread and the event loop must not call them."""
+    """Puts records into host memory. The methods block, so the engine's thread and the event loop must not call them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
     def adopt(self, record: Record) -> bool:
-        """Put a record into host memory after the current step. True: the record is in host memory now."""
+        """Put a record into host memory after the current step. Return whether the record is in host memory now."""
         self._await_warm_up()
         engine = self._engine
         if not engine.accepts(record):
@@ -36,7 +36,7 @@ class Arrivals:
         return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
-        """Wait until the engine runs acts. From then on the layout of KV and the budgets are known."""
+        """Wait until the engine runs acts. Then the layout of KV and the budgets are known."""
         if not self._is_warm:
             self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
@@ -48,7 +48,7 @@ class Arrivals:
 class SlotStore:
     """Saves and restores the histories of slots in files. Safe from any thread.
 
-    made_by: the provenance that is written into the files; None without --slot-save-path.
+    made_by: the provenance in the files: the model and settings that KV depends on. None: the server saves no KV.
     """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
@@ -59,25 +59,25 @@ class SlotStore:
         self._thread = WaitingThread("slot-files")  # one file at a time: each copy of a history may take gigabytes
 
     async def save(self, number: int, path: Path) -> tuple[int, int]:
-        """Write a slot's history to a file. Return the number of tokens and the size of the file in bytes.
+        """Write a slot's history to a file. Return the number of tokens and the file's size in bytes.
 
         Raises RequestError.
         """
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Load a file as the history of a slot. Return the number of tokens and the size of the file in bytes.
+        """Load a file as a slot's history. Return the number of tokens and the file's size in bytes.
 
         Raises RequestError.
         """
         return await self._thread.run(self._restore, number, path)
 
     def close(self) -> None:
-        """Wait for the file that is being written or read."""
+        """Wait until the current file is written or read."""
         self._thread.close()
 
     async def erase(self, number: int) -> int:
-        """Drop the KV that only this slot's history or next turn needs. Return the number of its tokens.
+        """Drop the KV that only this slot's history or next turn needs. Return the number of dropped tokens.
 
         Raises RequestError.
         """
@@ -108,23 +108,20 @@ class SlotStore:
         return self._made_by
 
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
-        """Restore the records of a file, up to the first record that does not fit.
+        """Put the records of a file into host memory, up to the first record that does not fit.
 
-        Return the last record tried and the file's size.
+        Return the last record that was tried and the file's size.
         """
         last = None
         with _request_errors(path):
-            record_file.check(path, self._provenance)  # the whole file, before its first record is used
+            record_file.check(path, self._provenance)  # check the whole file before using its first record
             for last in record_file.records(path, self._provenance):
                 if not self._adopt(last):
                     break
             return last, path.stat().st_size
 
     def _adopt(self, record: Record) -> bool:
-        """Put a record into host memory.
-
-        Raises RequestError if the engine is busy for too long, although the file is good.
-        """
+        """Put a record into host memory. Raises RequestError if the engine is busy for too long."""
         try:
             return self._arrivals.adopt(record)
         except TimeoutError:
@@ -135,13 +132,13 @@ class SlotStore:
     def _slot(self, number: int) -> Slot:
         slot = self._scheduler.slots[number]
         if slot.job is not None and not slot.job.request.kind.is_client:
-            self._background.drop_all()  # no client waits for it
+            self._background.drop_all()  # no client waits for the slot's job
         if slot.job is not None:
             raise RequestError(f"slot {number} is running a request: try again when it has ended", status=503, retry_after=1)
         return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return the records of a slot's history, as far as there is KV for it."""
+        """Return the records of a slot's history, as far as its KV is cached."""
         slot = self._slot(number)
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
@@ -150,13 +147,13 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make the tokens of a record the history of a slot, as far as they are cached. Return their number."""
+        """Make the cached tokens of a record the history of a slot. Return the number of these tokens."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 
 @contextmanager
 def _request_errors(path: Path) -> Iterator[None]:
-    """Turn errors that occur while a file is read into RequestError."""
+    """Turn errors of reading a file into RequestError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an answer cost: timings, cached tokens by source, and why reuse ended."""
+"""The cost of an answer: timings, cached tokens by source, and why reuse ended."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ID_BYTES = 8
 
 
 def empty_prefix(adapters: str) -> blake2b:
-    """Return the hash of the empty prefix for a set of LoRA adapters. `followed_by` extends the hash by tokens."""
+    """Return the hash of the empty prefix for a set of LoRA adapters. `followed_by` adds tokens to the hash."""
     return blake2b(adapters.encode(), digest_size=ID_BYTES)
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of a prefix that is extended by tokens (int32). before: the hash of the prefix."""
+    """Return the hash of a prefix with more tokens (int32). before: the hash of the prefix without them."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
@@ -32,7 +32,7 @@ def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
     """Return the ids of prefixes of a prompt.
 
-    stops: where the prefixes end, in ascending order. adapters: as in `Scope`.
+    stops: the positions at which the prefixes end, in ascending order. adapters: as in `Scope`.
     """
     hash, start, ids = empty_prefix(adapters), 0, []
     for stop in stops:
@@ -44,13 +44,13 @@ def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list
 # ---- The cost and the reuse of one answer, and their JSON. --------------------------------------------------------------
 
 Fields = dict[str, object]
-"""An object of JSON."""
+"""A JSON object."""
 
 
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: whether its place in the prompt is another one.
+    rank: the document's place in the retrieval order, from 1. moved: whether its place in the prompt differs from it.
     """
 
     id: str
@@ -61,9 +61,9 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """What the order of the documents gained over the retrieval order; negative: a loss.
+    """The gain of the documents' order over the retrieval order; negative: a loss.
 
-    hint: the line in the prompt that names the most relevant document.
+    hint: the line in the prompt that states the retrieval ranking.
     """
 
     gained_tokens: int
@@ -74,8 +74,9 @@ class Reordering(TypedDict):
 class SegmentReuse(TypedDict):
     """The reuse of one part of a prompt.
 
-    label: where the part comes from, in words. id: the id of the prompt up to the end of this part. cached_tokens: the
-    number by source. saved_ms: the time that reuse saved, estimated from earlier steps; 0 before the first step.
+    label: a description of the part's origin. id: the id of the prompt up to the end of this part. cached_tokens: the
+    number of reused tokens by source. saved_ms: the time that reuse saved, estimated from earlier steps; 0 if there is
+    no estimate yet.
     """
 
     label: str
@@ -86,10 +87,10 @@ class SegmentReuse(TypedDict):
 
 
 class Change(TypedDict):
-    """A piece of text that differs from an earlier prompt, although the same text follows it in both prompts.
+    """A piece of text that differs from an earlier prompt, although the same text follows in both prompts.
 
-    after: the new piece. before: the old piece, if it may be shown. Both start with a few words before the piece.
-    tokens, ms: the length of the same text after the piece, and the time to compute it again.
+    after: the new piece. before: the old piece, if it may be shown. Both texts start with a few words before the piece.
+    tokens, ms: the number of equal tokens after the piece, and the time to compute these tokens again.
     """
 
     before: NotRequired[str]
@@ -111,9 +112,11 @@ class Report:
     """The cost of one answer. Times are in seconds, lengths in tokens.
 
     fetch_time: the wait for KV from a tier below host memory. segments: None unless the request asks for them.
-    reordered: None unless documents have moved. The service fills in four fields: conversation, if the chat belongs to
-    one; retrieval, if documents were searched; moved, if changing text of the instructions was moved;
-    documents_in_text, if documents were found in a text.
+    reordered: None unless documents have moved.
+
+    The service sets four fields. conversation: None unless the chat belongs to a conversation. retrieval: None unless the
+    server searched for documents. moved: None unless changing text of the instructions was moved. documents_in_text: None
+    unless documents were found in a text.
     """
 
     slot: int
@@ -158,7 +161,7 @@ class Report:
         )
 
     def slotcache(self) -> Fields:
-        """Return the object `slotcache` of the answer: the slot, what was reused, and where reuse ended."""
+        """Return the answer's object `slotcache`: the slot, the reuse, and where reuse ended."""
         fields: Fields = {
             "slot": self.slot,
             "lane": self.slot,  # the name before 0.2, for one more release
@@ -203,9 +206,9 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
 
 
 def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
-    """Return what the order of the documents gained; None if no document has moved.
+    """Return the gain of the documents' order; None: no document has moved.
 
-    cached: the number of tokens reused in this order. seconds: returns the prefill time of the prompt's tokens at
+    cached: the number of tokens reused in this order. seconds: returns the prefill seconds of the prompt's tokens at
     positions [start, stop).
     """
     if (in_rank := layout.in_rank) is None:
@@ -226,7 +229,7 @@ def first_gap(reused: Reused) -> int:
 
 
 def segment_reuse(layout: Layout, reused: Sequence[ReusedSpan], adapters: str = "") -> list[SegmentReuse]:
-    """Return the parts of a prompt in order, each with its reused tokens by source. adapters: as in `Scope`."""
+    """Return the reuse of each part of a prompt, in order. adapters: as in `Scope`."""
     stops = [segment.stop for segment in layout.segments]
     ids = ids_at(layout.tokens, stops, adapters)
     segments: list[SegmentReuse] = []
@@ -282,7 +285,7 @@ def _rates(name: str, tokens: int, seconds: float) -> dict[str, float]:
 
 
 # ---- Volatile text ------------------------------------------------------------------------------------------------------
-# Text that changes from one request to the next, and so ends the common prefix: dates, counters, ids.
+# Text that changes with each request, such as dates, counters and ids. Such text ends the common prefix.
 
 SPANS = (
     ("a billing line", r"x-anthropic-billing-header:[^\n]*"),
@@ -294,15 +297,15 @@ SPANS = (
     ("a time", r"\b\d{1,2}:\d\d(?::\d\d)?\b"),
     ("a counter", r"\b\d+\b"),
 )
-"""The kinds of volatile text and their patterns, the surest first."""
+"""The kinds of volatile text and their patterns, the most reliable first."""
 COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in SPANS)
 LONGEST = 80  # characters of a quote
 
 
 def volatile_span(text: str, at: int) -> str | None:
-    """Return the kind and the text of the volatile span that covers position `at` of a text; None if no span covers it.
+    """Return the kind and the text of the volatile span that covers position `at` of a text; None: no span covers it.
 
-    A span also covers the character before it, since a token may start with the blank before a word.
+    The character before a span counts as covered, since a token may start with the space before a word.
     """
     for name, pattern in COMPILED:
         for found in pattern.finditer(text):
@@ -311,19 +314,19 @@ def volatile_span(text: str, at: int) -> str | None:
     return None
 
 
-# ---- A piece that changed, with the same text after it in both prompts. -------------------------------------------------
+# ---- A changed piece, with the same text after it in both prompts. ------------------------------------------------------
 
-LONGEST_CHANGE = 64  # tokens of a piece, on either side
-SAME_AFTER = 32  # tokens after the piece that have to be equal; the opening of an answer alone is shorter
-MOST_BRANCHES = 4  # earlier prompts to compare, the most recently used
+LONGEST_CHANGE = 64  # most tokens of a piece in either prompt
+SAME_AFTER = 32  # tokens after the piece that must be equal; more than the opening of an answer
+MOST_BRANCHES = 4  # most earlier prompts to compare, the most recently used first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
     """A short piece of a prompt that differs from an earlier prompt, with equal tokens after it.
 
-    before, after (int32): the piece in the earlier prompt, and in this one. num_after: the equal tokens after the piece,
-    which would have been reused without the change.
+    before, after: the tokens (int32) of the piece in the earlier prompt and in this prompt. num_after: the number of equal
+    tokens after the piece, which would have been reused without the change.
     """
 
     before: np.ndarray
@@ -332,10 +335,10 @@ class ChangedPiece:
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
-    """Return the piece at position `at` in which a prompt differs from an earlier one.
+    """Return the piece at position `at` in which a prompt differs from an earlier prompt.
 
-    last_node: where the prompt's path ends. Return None if no earlier prompt parts there, or if none has the same tokens
-    again after a short piece.
+    Return None if no earlier prompt branches off there, or if no such prompt has equal tokens after a short piece.
+    last_node: the node at which the prompt's path ends.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:
@@ -346,7 +349,7 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
 
 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
-    """Return at least so many tokens after a node's start, on the path that was used last; fewer if the path is shorter."""
+    """Return at least `num_tokens` tokens from a node's start, on the path used last; fewer if the path is shorter."""
     runs = [node]
     while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
         runs.append(max(runs[-1].children.values(), key=lambda child: child.last_use))
@@ -354,7 +357,7 @@ def _continuation(node: Node, num_tokens: int) -> np.ndarray:
 
 
 def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
-    """Return the shortest piece at the start of both after which the tokens are equal."""
+    """Return the shortest differing piece at the start of `old` and `new` with equal tokens after it."""
     places: dict[bytes, int] = {}
     for at in range(min(LONGEST_CHANGE, len(new) - SAME_AFTER) + 1):
         places.setdefault(new[at : at + SAME_AFTER].tobytes(), at)

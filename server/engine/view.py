@@ -1,6 +1,6 @@
 """The cache, the slots and the statistics as frozen values, for other threads.
 
-The cache belongs to the engine's thread. This thread answers each question between two steps, while the caller waits.
+The cache belongs to the engine's thread, which answers each question between two steps, while the caller waits.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ Described = dict[str, tuple[str, float]]
 """Help text and value, by name."""
 
 Tiers = Mapping[str, LowerTier | None]
-"""The tiers below host memory, by name; None: no such tier, and its metrics are 0."""
+"""The tiers below host memory, by name; None: the tier does not exist, and its metrics are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The engine's figures at one moment: counts, cells, tokens, bytes and seconds.
 
-    cached_tokens: the reused prompt tokens, by source. num_running, num_waiting: the numbers of clients' requests.
+    cached_tokens: the number of reused prompt tokens by source. num_running, num_waiting: the numbers of clients'
+    requests.
     """
 
     gauges: Described
@@ -56,7 +57,7 @@ class EngineStats:
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
         """Collect the figures.
 
-        lower: the tiers below host memory. The tier of imported KV gets no metrics of its own. token_bytes: the size of
+        lower: the tiers below host memory; the tier of imported KV has no metrics of its own. token_bytes: the size of
         one token's KV.
         """
         tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower if tier.name != Source.IMPORTED}}
@@ -167,12 +168,11 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRun:
-    """A run of the prefix tree: tokens that are cached together.
+    """A run: the consecutive tokens of one node of the prefix tree, which are cached together.
 
-    id: the id of the prompt up to the run's end. parent: the id of the run before; None: none. adapters: the LoRA
-    adapters that computed the KV, as a text; empty: none. disk: a tier below host memory also has the run. document:
-    the key of a document that ends with the run. pinned: a client has pinned it. sequences: the running requests that
-    use it.
+    id: the id of the prompt up to the run's end. parent: the id of the prompt's previous run; None: none. adapters: the
+    LoRA adapters that computed the KV, as a text; empty: none. disk: whether a tier below host memory also has the run.
+    document: the key of a document that ends with the run. sequences: the ids of the running sequences that use the run.
     """
 
     id: str = ""
@@ -218,8 +218,8 @@ class WholeState:
 class CacheContents:
     """The cached KV of a scope, for all sets of LoRA adapters.
 
-    tokens: the number of cached tokens by tier. runs: each run comes after its parent; the ids are empty until
-    `identified`. texts: for each run its tokens, and the index of its parent in `runs`.
+    tokens: the number of cached tokens by tier. runs: the runs, each after its parent; only `identified` sets their ids.
+    texts: for each run, its tokens and the index of its parent in `runs`.
     """
 
     tokens: dict[str, int]
@@ -229,7 +229,7 @@ class CacheContents:
 
     @classmethod
     def of(cls, scheduler: Scheduler, scope: str) -> CacheContents:
-        """Collect the contents. scope: the client's name of the scope."""
+        """Collect the contents. scope: the client's name for the scope."""
         scopes, roots, memory = scopes_of(scheduler, scope), scheduler.index.roots, scheduler.index.host
         found = [(node, one.adapters) for one in scopes if one in roots for node in descendants(roots[one])]
         nodes = [node for node, _ in found]
@@ -244,7 +244,7 @@ class CacheContents:
     def identified(self) -> CacheContents:
         """Return the same contents with the ids of the runs.
 
-        Call it outside the engine's thread, since it hashes all tokens.
+        Do not call it in the engine's thread, since it hashes all tokens.
         """
         hashes: list[blake2b] = []  # of each run
         runs: list[CachedRun] = []
@@ -256,17 +256,17 @@ class CacheContents:
 
 
 def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
-    """Return the scopes that have KV under a client's name: one for each set of LoRA adapters."""
+    """Return the scopes with KV under a client's name: one scope for each set of LoRA adapters."""
     known = scheduler.index.roots
     return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt laid out as if it were admitted now.
+    """The layout and the reuse of a prompt, as if it were admitted now.
 
-    reused: how many of its tokens are cached. on_device: how many of these are on the device. reordered: what the order
-    of the documents gains.
+    reused: the number of reused tokens. on_device: how many of these tokens are on the device. reordered: the gain of the
+    documents' order.
     """
 
     layout: Layout
@@ -289,7 +289,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTask:
-    """A request that runs on a slot, as `GET /slots` shows it."""
+    """A running request, as `GET /slots` shows it."""
 
     id_task: int
     sequence: int
@@ -326,8 +326,9 @@ class SlotTask:
 class SlotState:
     """A slot, as `GET /slots` shows it.
 
-    last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of its history.
-    prefix_cache_tokens, prefix_cache_ratio: its reuse. task: the request that runs now; None: the slot is idle.
+    last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of the slot's history.
+    prefix_cache_tokens, prefix_cache_ratio: the reuse of the last request. task: the running request; None: the slot is
+    idle.
     """
 
     id: int
@@ -358,8 +359,8 @@ T = TypeVar("T")
 class Missing:
     """The part of a prompt that no tier has.
 
-    tokens: how many tokens would be computed. fits: the free cells suffice. idle: the engine has no request and the
-    model is loaded. Idle work does not load a sleeping model.
+    tokens: the number of tokens to compute. fits: whether the free cells suffice. idle: whether the engine has no request
+    and the model is loaded, since idle work does not load a sleeping model.
     """
 
     tokens: int
@@ -370,9 +371,9 @@ class Missing:
 class View:
     """Answers questions about the cache and the slots. Safe from any thread.
 
-    A `scope` that is a text is a client's name. lower: the tiers below host memory. token_bytes: the size of one
-    token's KV. made_by: as in `SlotStore`. slot_store: saves the histories of slots in files. disk_thread: a thread for
-    work that waits for a disk.
+    In the methods, a `scope` of type `str` is a client's name for the scope. lower: the tiers below host memory.
+    token_bytes: the size of one token's KV. made_by: as in `SlotStore`. disk_thread: a thread for work that waits for a
+    disk.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
@@ -383,12 +384,12 @@ class View:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether snapshots are kept: they are for a model whose memory cannot be cut, if --cache-ram has room."""
+        """Whether the cache keeps snapshots: for a model that cannot be cut at a prefix, if --cache-ram has room."""
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
     @property
     def can_cut(self) -> bool:
-        """Whether the tokens of a wrong draft can be removed from a sequence."""
+        """Whether the model can remove the tokens of a wrong draft from a sequence."""
         return self._engine.runner.context.rollback > 0
 
     @property
@@ -397,7 +398,7 @@ class View:
 
     @property
     def state_tokens(self) -> int:
-        """How many tokens have KV of the size of one recurrent state; 0 for a model without recurrent states."""
+        """The number of tokens whose KV is as large as one recurrent state; 0 for a model without recurrent states."""
         return self._scheduler.index.host.sizes.state // max(self._token_bytes, 1)
 
     @property
@@ -405,7 +406,7 @@ class View:
         return len(self._scheduler.slots)
 
     async def why_unmovable(self) -> str:
-        """Return why saved KV cannot be moved to other positions; empty if it can be moved."""
+        """Return why saved KV cannot be moved to other positions; empty: it can be moved."""
         found = await self._ask(lambda: self._engine.runner.states.rotation)
         return found if isinstance(found, str) else ""
 
@@ -435,7 +436,7 @@ class View:
     async def pin(self, generation: Generation, seconds: float) -> int:
         """Pin the prompt of a finished generation for `seconds`. Return how many of its tokens are pinned now.
 
-        If the prompt's documents were read separately, they are pinned as well.
+        This also pins the prompt's documents if they were read separately.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
         counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
@@ -447,7 +448,7 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Mark the KV that only this session's prompts (int32) use, so that it is evicted before all other KV.
+        """Mark the KV that only this session's prompts (int32) use, so that it is evicted first.
 
         The future gets the number of marked tokens.
         """
@@ -461,14 +462,14 @@ class View:
         return self._engine.inbox.ask(retire_all)
 
     async def drop(self, scope: str) -> int:
-        """Drop the KV of a scope from all tiers, except KV that running requests use.
+        """Drop the KV of a scope from all tiers, except the KV that running requests use.
 
-        Return the number of dropped tokens.
+        Return the number of tokens dropped from the device and host memory.
         """
         dropped = await self._ask(lambda: self._drop(scope))
         for tier in self._lower:
             await self.disk_thread.run(tier.drop, Scope.shared(scope))
-            # Again: a fetch may have brought a run back before the tier dropped it.
+            # Drop again: a fetch may have read a run back before the tier dropped it.
             await self._ask(lambda: self._drop(scope))
         return dropped
 
@@ -477,7 +478,7 @@ class View:
         return await self._ask(lambda: [SlotState.of(slot) for slot in self._scheduler.slots])
 
     def close(self) -> None:
-        """Wait for the threads that work on files and disks."""
+        """Wait until the threads for files and disks have ended."""
         self.slot_store.close()
         self.disk_thread.close()
 
@@ -490,7 +491,7 @@ class View:
     def _drop(self, scope: str) -> int:
         """Drop a scope from device and host memory. Runs in the engine's thread.
 
-        The scope's background generations end first, since they would fill the scope again.
+        The scope's background generations end first, because they would fill the scope again.
         """
         self._engine.background.drop_scope(scope)
         scopes = scopes_of(self._scheduler, scope)
