@@ -19,7 +19,7 @@ from ...models.multi_token import head_settings, why_unused
 from ...models.overrides import EXPERTS, Override, RopeScaling, experts_on_host, parse_metadata, parse_overrides
 from ...models.repacking import is_faster_repacked, kept_layout
 from ...models.split import NO_DEVICE, Split, parse_split
-from ..config.settings import Settings, SettingsError
+from ..config.settings import UNSET, Settings, SettingsError
 from ..http.threads import give_way
 
 # ---- How much of a model goes where, and the search for the most that fits. ---------------------------------------------
@@ -206,7 +206,7 @@ def beside(settings: Settings) -> int:
     size = sum(path.stat().st_size for path in paths if path.is_file())
     if settings.draft_model:
         draft = open_beside(settings, settings.draft_model, is_simulated=True)
-        size += (settings.ctx_size or LONG_CONTEXT) * draft.kv_bytes("f16", "f16")
+        size += (settings.ctx_size or (LONG_CONTEXT if settings.fit else DEFAULT_CONTEXT)) * draft.kv_bytes("f16", "f16")
         draft.close()
     return size
 
@@ -488,7 +488,6 @@ def _further(one: Use, other: Use, steps: float) -> Use:
 logger = logging.getLogger("slotcache")
 SHARES = (1, 0.5, 0.25, 0.125, 0)  # shares of --fit-target that may stay free; the first share with a fit is chosen
 READ_AGAIN = "the weights are larger than the free memory: the system reads them again and again, which is slow"
-DEFAULTS = Settings()
 
 
 def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
@@ -572,12 +571,12 @@ class Fitting:
 
     def _concessions(self) -> Iterator[Concession]:
         """Yield the quantities that may be lowered because no flag sets them. Quantities that hurt least come first."""
-        given, unset = self.settings, DEFAULTS
+        given = self.settings
         is_given = {
-            "cells": given.ctx_size != unset.ctx_size,
-            "slots": given.parallel != unset.parallel,
-            "gpu_experts": bool(given.n_cpu_moe or given.cpu_moe or given.override_tensor),
-            "gpu_layers": given.gpu_layers != unset.gpu_layers,
+            "cells": given.ctx_size > 0,
+            "slots": given.is_given("parallel"),
+            "gpu_experts": given.is_given("n_cpu_moe") or given.cpu_moe or bool(given.override_tensor),
+            "gpu_layers": given.gpu_layers != UNSET.gpu_layers,
         }
         return (concession for concession in self._possible(given.fit_ctx) if not is_given[concession.name])
 

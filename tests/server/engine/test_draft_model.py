@@ -279,8 +279,8 @@ def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
 
 
 def test_its_memory_is_set_aside(floats):
-    of_one = 1000 * load_bytes(floats)
-    assert beside(Settings(draft_model=str(floats), ctx_size=1000)) == floats.stat().st_size + of_one
+    for cells, given in ((1000, {"ctx_size": 1000}), (65_536, {}), (16_384, {"fit": False})):
+        assert beside(Settings(draft_model=str(floats), **given)) == floats.stat().st_size + cells * load_bytes(floats)
 
 
 def load_bytes(path):
