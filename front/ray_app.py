@@ -183,7 +183,8 @@ class Ingress:
             raise failed
         answers = [answer for answer in results if isinstance(answer, ReplicaAnswer)]
         refused = [answer for answer in answers if answer.status >= 400]
-        said = next((answer for answer in refused if answer.status != 404 or len(refused) == len(answers)), None)
+        unknown_to_all = refused[0] if refused and len(refused) == len(answers) else None
+        said = next((answer for answer in refused if answer.status != 404), unknown_to_all)
         if said is None and not answers:
             raise RequestError("no replica answered: send the request again", status=503, retry_after=1)
         total = _sum([said] if said else [answer for answer in answers if answer not in refused])
