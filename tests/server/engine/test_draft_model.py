@@ -279,8 +279,9 @@ def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
 
 
 def test_its_memory_is_set_aside(floats):
-    for cells, given in ((1000, {"ctx_size": 1000}), (65_536, {}), (16_384, {"fit": False})):
-        assert beside(Settings(draft_model=str(floats), **given)) == floats.stat().st_size + cells * load_bytes(floats)
+    drafting = Settings(draft_model=str(floats))
+    for cells, given in (1000, replace(drafting, ctx_size=1000)), (65_536, drafting), (16_384, replace(drafting, fit=False)):
+        assert beside(given) == floats.stat().st_size + cells * load_bytes(floats)
 
 
 def load_bytes(path):

@@ -96,9 +96,10 @@ def test_slots_go_where_each_has_states_of_its_own(tmp_path):
     _, whole = chosen(path, ctx_size=256)
     settings, takes = chosen(path, ctx_size=256, device_memory=int(whole))
     assert settings.parallel < 4 and takes <= int(whole)
-    for given in ({"parallel": 5}, {"given": frozenset({"parallel"})}):  # the second one is -np 4, its default
+    default = Settings(ctx_size=256, device_memory=int(whole), given=frozenset({"parallel"}))  # -np 4
+    for given in (default, replace(default, parallel=5)):
         with pytest.raises(ModelError, match=r"it fits with .*-np [123]"):
-            fit(Settings(ctx_size=256, device_memory=int(whole), **given), path)
+            fit(given, path)
 
 
 def test_without_a_fit_the_start_ends_with_what_was_missing(wide):
