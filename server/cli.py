@@ -155,9 +155,7 @@ def _parser() -> Parser:
     completing = add("completion", "print a script with which a shell completes flags", "bash|zsh|fish")
     completing.add_argument("shell", choices=SHELLS, help='for bash: eval "$(slotcache completion bash)"')
     completing.set_defaults(command=lambda chosen: _complete(chosen, commands.choices))
-    commands.add_parser(
-        "install", help="fetch a llama.cpp for this CPU or GPU: slotcache install --help", add_help=False
-    )
+    commands.add_parser("install", help="fetch a llama.cpp for this CPU or GPU: slotcache install --help", add_help=False)
     commands.add_parser("cache", help="list and manage the KV in a --cache-dir: slotcache cache --help", add_help=False)
     commands.add_parser("docs", help="list and remove the indexes of --docs: slotcache docs --help", add_help=False)
     commands.add_parser("models", help="list the models that serve would offer: slotcache models --help", add_help=False)

@@ -162,9 +162,7 @@ def model_path(settings: Settings) -> Path:
         return _model_file(Path(settings.model).expanduser())
     if settings.hf_repo:
         return fetch_hub(settings.hf_repo, settings.offline, settings.hf_file)
-    logger.info(
-        "no -m: serving the tiny built-in model, which copies answers out of short documents, usually the right one"
-    )
+    logger.info("no -m: serving the tiny built-in model, which copies answers out of short documents, usually the right one")
     return DEMO_MODEL
 
 

@@ -76,7 +76,10 @@ MISTAKES = [
     ("serve -m none.gguf", "cannot read the model none.gguf: No such file or directory"),
     ("serve -m none.gguf --docs none", "--docs none: there is no such file or folder"),
     ("serve -m llama3", "cannot read the model llama3: No such file or directory: expected a GGUF file or smollm2; -hf "),
-    ("serve -m .", "cannot read the model .: Is a directory: expected a GGUF file; --models-dir serves all models in a folder"),
+    (
+        "serve -m .",
+        "cannot read the model .: Is a directory: expected a GGUF file; --models-dir serves all models in a folder",
+    ),
     ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
     ("serve --port 0 --ssl-key-file none.pem", "--ssl-key-file none.pem: No such file or directory: expected a PEM file"),
     ("serve --port 0 --ssl-cert-file none.pem", "--ssl-key-file is missing: TLS needs the key and its certificate"),

@@ -82,9 +82,7 @@ def test_a_start_removes_the_indexes_that_no_server_had_for_90_days(tiny, folder
         serve(tiny, other, db)
     found = [index.paths for index in stored_indexes(db)]
     assert found == [(str(other),), (str(folder),)][: 1 + is_kept] and holds_text(db) == is_kept
-    logged = [
-        line for line in caplog.messages if line.startswith(f"no server had the index of {folder} for 90 days: it is ")
-    ]
+    logged = [line for line in caplog.messages if line.startswith(f"the index of {folder} was unused for 90 days: removed ")]
     assert len(logged) == (not is_kept)
 
 
@@ -93,7 +91,7 @@ def test_a_start_goes_on_where_what_is_old_cannot_be_removed(tiny, folder, db, c
     age(db, 100)
     with caplog.at_level(logging.INFO, "slotcache"):
         serve(tiny, folder, db)
-    assert "indexes that no server had for 90 days stay: [Errno" in caplog.text
+    assert "indexes unused for 90 days cannot be removed: [Errno" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["two\u2028lines", "two\nlines", "two\x85lines"], ids=["u2028", "newline", "x85"])

@@ -106,7 +106,9 @@ def test_without_a_network_each_step_is_a_line(registry, capsys, monkeypatch):
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
     assert main(["install", "vulkan"]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if "not used" in line]
-    assert len(lines) == 2 and all("cannot be fetched" in line and "SLOTCACHE_LLAMA names a folder" in line for line in lines)
+    assert len(lines) == 2 and all(
+        "cannot be fetched" in line and "SLOTCACHE_LLAMA names a folder" in line for line in lines
+    )
 
 
 def test_the_registry_is_npm_s(tmp_path, monkeypatch):
