@@ -92,7 +92,7 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """Answer with the page or one of its files. An Ollama client that probes `/` is told that the server runs."""
+    """Answer with the page or one of its files. At `/`, clients of Ollama get Ollama's answer that the server runs."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))

@@ -27,7 +27,7 @@ WITH_OWN_PARSER = {
 }
 
 
-ABOUT = """a server for chats over your own documents, on llama.cpp: what prompts share is computed once
+ABOUT = """a server for chats over your own documents, on llama.cpp: a prefix that prompts share is computed once
 
   slotcache serve                                  the built-in model and its documents: http://127.0.0.1:8080
   slotcache serve -m model.gguf --docs FOLDER      your model, over your documents

@@ -101,7 +101,7 @@ def _take(build: str, is_asked: bool) -> None:
         return
     if is_asked and build in cards.RUNTIMES and not cards.runtime(cards.RUNTIMES[build][0], cards.root_folder()):
         _fetch_runtime(build)
-    print(f"trying {build}: a card's kernels are compiled at their first use", flush=True)
+    print(f"trying {build}: the first use compiles the card's kernels", flush=True)
     if reason := builds.failure_on_card(build, again=True):
         raise InstallError(reason)
     try:

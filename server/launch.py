@@ -479,7 +479,7 @@ def _with_model(
     Raises LaunchError if the model's name or the key has characters that no setting can contain.
     """
     for name, text in (("name of the model", model.name), ("key", model.key)):
-        if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
+        if re.search("[\0\ud800-\udfff]", text):  # not possible in a variable, a file or an argument
             raise LaunchError(f"the {name} is not valid text, {text!r}: choose another with --alias or --api-key")
     setup = make(model, folder)
     line = [command[0], *setup.arguments, *command[1:]]

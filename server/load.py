@@ -232,7 +232,7 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
     """Return the settings that fit into memory, the model loaded with them, and the decision about the fit."""
     return_large_blocks()
     gate.check()
-    if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
+    if settings.gpu_layers == ALL_LAYERS and not settings.device:  # neither flag is given
         hide_slower_card(path, settings.threads or fast_cores())
     gate.exclude_failing_card(card_flag(settings), lambda: progress is None or progress(0.0, "trying the card"))
     _log_unused()

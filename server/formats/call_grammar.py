@@ -100,7 +100,7 @@ class GrammarWriter:
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form into parts at its control tokens. filled: as in `text`."""
+        """Cut a form into parts at its control tokens. filled: see `text`."""
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):

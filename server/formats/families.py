@@ -28,7 +28,7 @@ from .readers import (
     short_id,
 )
 
-# ---- The forms in which families write their calls, as texts with holes. ------------------------------------------------
+# ---- The notations in which families write calls: texts with holes. -----------------------------------------------------
 
 HOLE = re.compile(r"\$([a-z_]+)")
 
@@ -682,7 +682,7 @@ OBJECTS = (
 )
 
 GENERIC = Family("generic", shapes=(replace(HERMES, bare=True),))
-"""For templates without a notation of their own. They use the notation that most models know; the prompt explains it."""
+"""For templates without a notation of their own: the notation that most models know, which the prompt explains."""
 
 
 THINK = ThinkTags(("<think>",), ("</think>",))

@@ -101,7 +101,7 @@ class UnreadText:
 
     @property
     def num_settled(self) -> int:
-        """The number of read characters of which it is known whether they are content. None of them is after the mark."""
+        """How many read characters are known to be content or not. Characters after the mark do not count."""
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 

@@ -350,7 +350,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag, as in `CallShape.read`."""
+        """Read calls after their opening tag: see `CallShape.read`."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -814,7 +814,7 @@ class _JsonCall:
         self._is_started = False
 
     def read(self) -> Steps[bool]:
-        """Read the members of the object. Return whether it was a whole call."""
+        """Read the members of the object. Return whether it is a complete call."""
         text, depth = self._text, 0
         while character := (yield from text.skip(SPACE + ",")):
             if character == "{" and not depth:

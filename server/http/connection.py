@@ -187,7 +187,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Treat a client that closes its sending side as disconnected. Only a write could show whether it still reads."""
-        self.gathering.flush()  # asyncio closes after this
+        self.gathering.flush()  # asyncio closes the transport after this call
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -23,7 +23,7 @@ else:
     from backports import zstd
 
 PIECE, BITE = 256 << 10, 64 << 10  # bytes
-MOST_MEMBERS = 1024  # each costs more than its bytes
+MOST_MEMBERS = 1024  # each member takes time in addition to that of its bytes
 WINDOW_LOG = 23  # zstd data may refer up to 8 MiB back, the most that senders may rely on (RFC 9659)
 
 

@@ -67,7 +67,7 @@ class Keys:
 
     def _has(self, key: bytes) -> bool:
         presented = _digest(key)
-        return any([secrets.compare_digest(presented, digest) for digest in self._digests])  # a list: all are compared
+        return any([secrets.compare_digest(presented, digest) for digest in self._digests])  # a list: compares all
 
 
 def open_to(settings: Settings) -> str:

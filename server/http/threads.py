@@ -253,7 +253,7 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End all work, as in `Turns.close`."""
+        """End all work: see `Turns.close`."""
         for turns in (self._small, self._large):
             turns.close()
 

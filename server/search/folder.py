@@ -227,7 +227,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Set the state at the end of the work. Return False if another comparison was asked for meanwhile."""
+        """Set the state at the end of the work. Return False if the folders must be compared again first."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -308,7 +308,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     if embedding is None and settings.embedding_model != WORDS_ALONE:
         logger.info("--docs is searched by words alone: %s", OFFER)
     elif embedding and any(astuple(embedding.prefixes)):
-        logger.info("queries are embedded after %r, documents after %r", *astuple(embedding.prefixes))
+        logger.info("queries are embedded with the prefix %r, documents with %r", *astuple(embedding.prefixes))
     elif embedding and embedding.language:
         logger.info("%s", BY_DEFAULT)
     bundled = paths == [bundled_folder()]

@@ -321,7 +321,7 @@ Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 
 
 class StagePrefetch:
-    """Passes the documents of each stage of a search to `prefill`, unless they are those of the stage before.
+    """Passes the documents of each stage of a search to `prefill`, unless they are the same as in the stage before.
 
     The documents of a later stage cancel the prefill of an earlier stage.
 
@@ -446,7 +446,7 @@ def _last_question(asked: ChatRequest) -> str | None:
     if at is None and _last(asked, *TOOLS) is not None:
         return None
     if at is None:
-        raise RequestError("retrieval: expected a message of a user, or a query of its own", param="retrieval")
+        raise RequestError("retrieval: expected a user message, or retrieval.query", param="retrieval")
     return _text_in(asked.messages[at].get("content"))
 
 
