@@ -169,7 +169,7 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]  # not the path of `request.url`, which depends on the client's `Host`
+    path = request.scope["path"]  # not the path of the URL, which depends on the client's `Host`
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
         return Response(headers=error.headers)  # with `Allow`; another layer has already answered preflights of pages
     request.state.error = error
