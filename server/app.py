@@ -184,7 +184,7 @@ class AppState:
 
     @property
     def hanging(self) -> float:
-        """The seconds that the longest hanging step has run. 0 if no step hangs."""
+        """How long the longest hanging step has run, in seconds. 0 if no step hangs."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:

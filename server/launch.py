@@ -211,7 +211,7 @@ def _json(settings: object) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a value as TOML. It has the escapes of JSON, except for surrogate pairs, and U+007F must be escaped, too."""
+    """Return a value as TOML. TOML has JSON's escapes, except for surrogate pairs. U+007F must be escaped, too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

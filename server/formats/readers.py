@@ -521,7 +521,7 @@ class ReadParts:
         self.num_unsettled = self._at = 0  # the characters that are not settled yet, and the settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text. Return the parts that are certain now, each with whether it is content."""
+        """Add text. Return the parts that are certain now. The flag of a part says whether it is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)

@@ -378,7 +378,7 @@ async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class ChatToCome(ChatRequest, frozen=True, kw_only=True):
-    """The body of a chat completion whose last question is not asked yet."""
+    """The body of a chat completion before the client has its last question."""
 
     messages: list[dict[str, JsonValue]] = field(default_factory=list)
 
