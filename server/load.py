@@ -83,9 +83,9 @@ def build_info() -> str:
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`. Servers with the same build, model, settings and devices have the same one.
+    """Return OpenAI's `system_fingerprint`. Servers with the same build, model, settings and devices have the same value.
 
-    Like llama-server's, it starts with llama.cpp's build number. Only the end of the model's file is read.
+    Like llama-server's fingerprint, it starts with llama.cpp's build number. Only the end of the model's file is read.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))

@@ -167,7 +167,7 @@ class GrammarWriter:
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Return two rules for optional parameters, of which any may be missing. Their order is fixed.
 
-        After the first rule another parameter follows, and the rule may match nothing. The second rule ends with the call.
+        The first rule may match nothing, and another parameter follows it. The second rule ends with the call.
         Each rule joins the rules for two halves of the parameters. If each rule instead contained the rule for the next
         parameter, the rules would be nested as deep as there are parameters.
         """
@@ -283,7 +283,7 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return a schema's `maxLength`. None if it has none or the length is larger than `MAX_LENGTH`."""
+    """Return a schema's `maxLength`. None if the schema has none, or a length above `MAX_LENGTH`."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 

@@ -45,7 +45,7 @@ class Stream(Protocol):
 
 
 class Inflating:
-    """A zlib stream that keeps input which is not unpacked yet, as zstd's streams do."""
+    """A zlib stream that stores the rest of its input, as zstd's streams do."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)

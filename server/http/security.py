@@ -71,7 +71,7 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return a warning about who may use the server. Empty if it has keys, or if only this machine can reach it."""
+    """Return a warning about who may use the server. Empty if the server has keys, or if only this machine can reach it."""
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]

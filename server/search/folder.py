@@ -227,7 +227,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Set the state at the end of the work. Return False if the folders must be compared again first."""
+        """Set the state at the end of the work. If the folders must be compared again, only return False."""
         with self._settling:
             if self._wanted.is_set():
                 return False

@@ -378,7 +378,7 @@ async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class ChatToCome(ChatRequest, frozen=True, kw_only=True):
-    """The body of a chat completion before the client has its last question."""
+    """The body of a chat completion that still lacks its last question."""
 
     messages: list[dict[str, JsonValue]] = field(default_factory=list)
 
