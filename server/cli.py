@@ -225,8 +225,8 @@ def _bench_module(name: str) -> ModuleType | None:
 def _module(name: str) -> ModuleType:
     """Import a module of another top folder by its name.
 
-    An ordinary import would be against the order of the folders: bench/ and front/ import server/. They may also need
-    packages that are not installed.
+    bench/ and front/ build on server/, and may need packages that are not installed. So a module of these folders is
+    imported only when a command needs it.
     """
     return import_module(f"..{name}", __package__)
 

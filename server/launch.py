@@ -78,7 +78,7 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code. It gives the size of the context, since Claude Code knows only its own models.
+    """Return the setup of Claude Code. The setup gives the size of the context, which Claude Code knows only for its models.
 
     Two features are off because they would change text that the cache could reuse. The attribution header changes the
     prefix of each prompt. Reminders of the remaining tokens change its messages.

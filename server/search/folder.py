@@ -349,8 +349,8 @@ def real_paths(settings: Settings) -> list[str]:
 def index_folder(settings: Settings) -> Path:
     """Return the folder of the indexes. They contain the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    Without --docs-db the folder is in the user's cache folder. If that cannot be used, it is a temporary folder, which is
-    removed at the end of the process.
+    Without --docs-db the folder is in the user's cache folder. If the cache folder cannot be used, the result is a temporary
+    folder, which is removed at the end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
