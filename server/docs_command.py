@@ -1,4 +1,4 @@
-"""`slotcache docs`: list and remove the indexes of `--docs`, which hold the text of every folder that was served."""
+"""`slotcache docs`: list and remove the indexes of `--docs`. They contain the text of every folder that was served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = 86_400  # s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
+    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
     chosen = _parser().parse_args(argv)
     folder = Path(chosen.docs_db).expanduser() if chosen.docs_db else cache_folder() / "docs"
     try:
@@ -29,12 +29,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="slotcache docs", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="each index: its size, its last use, its folders", allow_abbrev=False)
-    removing = commands.add_parser("remove", help="delete indexes; the next start makes them anew", allow_abbrev=False)
-    removing.add_argument("names", nargs="*", metavar="INDEX", help="as list names it, or a folder that it was made of")
-    removing.add_argument("--unused", type=_days, metavar="DAYS", help="those that no server had for so long; 0: all")
+    listing = commands.add_parser("list", help="show the size, last use and folders of each index", allow_abbrev=False)
+    removing = commands.add_parser("remove", help="delete indexes; a server makes them again", allow_abbrev=False)
+    removing.add_argument("names", nargs="*", metavar="INDEX", help="the index's name as `list` shows it, or its folder")
+    removing.add_argument("--unused", type=_days, metavar="DAYS", help="delete indexes unused for this long; 0: all")
     for one, command in ((listing, _list), (removing, _remove)):
-        one.add_argument("--docs-db", default="", metavar="FOLDER", help="of the servers; the user's cache by default")
+        one.add_argument("--docs-db", default="", metavar="FOLDER", help="as for serve; default: in the user's cache")
         one.set_defaults(command=command)
     return parser
 
@@ -62,26 +62,26 @@ def _counted(number: int) -> str:
 
 def _printable(index: KeptIndex) -> str:
     if not index.paths:
-        return "(an earlier version has made it)"
+        return "(made by an earlier version)"
     return ", ".join(path if path.isprintable() else ascii(path) for path in index.paths)
 
 
 def _remove(chosen: argparse.Namespace, folder: Path) -> int:
     if not chosen.names and chosen.unused is None:
-        print("slotcache: expected an index as `slotcache docs list` names it, a folder, or --unused DAYS", file=sys.stderr)
+        print("slotcache: expected an index that `slotcache docs list` shows, a folder, or --unused DAYS", file=sys.stderr)
         return 2
     gone, code = [], 0
     for name in chosen.names:
         asked = {name, str(Path(name).expanduser().resolve())}
         named = [index for index in stored_indexes(folder) if asked & {index.name, *index.paths}]
         if not named:
-            print(f"slotcache: {name}: there is no such index: `slotcache docs list` names them", file=sys.stderr)
+            print(f"slotcache: {name}: no such index: `slotcache docs list` shows all", file=sys.stderr)
             code = 2
         for index in named:
             if index.remove():
                 gone.append(index)
             else:
-                print(f"slotcache: {name}: a server has its index {index.name}: end that first", file=sys.stderr)
+                print(f"slotcache: {name}: a server uses its index {index.name}: stop the server first", file=sys.stderr)
                 code = 2
     if chosen.unused is not None:
         gone += remove_unused(folder, time.time() - chosen.unused * DAY)

@@ -1,4 +1,4 @@
-"""`slotcache doctor`: reports on llama.cpp's library and its speed, the devices, and a model's template and memory."""
+"""`slotcache doctor`: reports on llama.cpp and its speed, on the devices, and on a model's template and memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from .load import describe_template, open_template
 def doctor(settings: Settings, times: bool = False) -> int:
     """Print the report and return the exit code.
 
-    The code is 2 if llama.cpp is refused, or if the model cannot be read or does not fit. times: also measure the speed
-    of each library of llama.cpp.
+    The code is 2 if llama.cpp is refused, or if the model cannot be read or does not fit.
+
+    times: whether to measure the speed of each installed llama.cpp, too.
     """
     try:
         _print_library(settings)
@@ -44,21 +45,21 @@ def doctor(settings: Settings, times: bool = False) -> int:
 
 
 def _print_library(settings: Settings) -> None:
-    """Print llama.cpp's library, the parts of it that are in use, and the CPU features that it leaves unused.
+    """Print llama.cpp's library, the files of it that are in use, and the CPU features that it does not use.
 
-    Raises ModelError. A GPU is tried in the same way as at a start with these settings.
+    A GPU is tried as at a server's start with these settings. Raises ModelError.
     """
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
     gate.check()
     used = used_features()
     print(f"  in use: {', '.join(path.name for path in gate.files_in_use())}")
     print(f"  made for: {', '.join(used)}")
-    print("  tried: a small model's KV comes back as it was saved")
+    print("  tried: the KV of a small model is unchanged after it is saved and restored")
     gate.exclude_failing_card(card_flag(settings))
     if on := [str(device) for device in devices() if device.is_gpu]:
-        print(f"  tried on {', '.join(on)}: it computes there, too")
+        print(f"  tried on {', '.join(on)}: it works there, too")
     if unused := unused_features(used):
-        print(f"  faster: a build that uses {', '.join(unused)} of this CPU, as make native compiles it")
+        print(f"  faster: a build that uses {', '.join(unused)} of this CPU; `make native` compiles one")
 
 
 def _print_devices(settings: Settings) -> None:
@@ -83,7 +84,7 @@ def _print_devices(settings: Settings) -> None:
 
 
 def _print_fit(settings: Settings) -> None:
-    """Print the model's template, and how the model would fit if it started now. Raises ModelError and SettingsError."""
+    """Print the model's template, and how the model would fit into memory now. Raises ModelError and SettingsError."""
     path = Path(settings.model).expanduser()
     model = open_model(settings, path, is_simulated=True)
     per_token = model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
@@ -100,22 +101,22 @@ def _print_fit(settings: Settings) -> None:
 
 
 def _print_times(settings: Settings) -> None:
-    """Print the speed of each installed library of llama.cpp, and which library would be faster than the one in use."""
+    """Print the speed of each installed llama.cpp, and what would be faster than the one in use."""
     path = Path(settings.model).expanduser() if settings.model else FILE
     threads = settings.threads or fast_cores()
     offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu
     speeds = libraries.compare(path, threads, offload, lambda line: print(f"  {line}", file=sys.stderr))
     print(
-        f"Tokens a second with {path.name} on {threads} threads, a prompt of {libraries.PROMPT} and one at a time after it:"
+        f"Tokens a second with {path.name} on {threads} threads: prefill of {libraries.PROMPT}, then decode one at a time:"
     )
     for line in libraries.as_table(speeds):
         print(f"  {line}")
     if not settings.model:
-        print("  it is tiny: -m MODEL times the one that you serve")
+        print("  this model is tiny: -m MODEL measures your own")
     unused = unused_features(used_features())
     if best := libraries.faster(speeds):
         print(f"faster: {best}, with {llama.VARIABLES[0]}={best.path}")
     elif unused:
         print(f"faster: probably make native, which compiles a llama.cpp that uses {', '.join(unused)} of this CPU")
     else:
-        print("faster: nothing that was found here")
+        print("faster: nothing else that is installed here")

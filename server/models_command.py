@@ -1,4 +1,4 @@
-"""`slotcache models`: list and show the models that `serve` would have with these settings, and remove their KV."""
+"""`slotcache models`: list and show the models that `serve` would offer with the same flags, and remove their KV."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Facts on a model that are known without loading it. problem: why the model cannot be served; empty: it can.
+    """Facts about a model that are known without loading it.
 
-    size: bytes of the model's files. context: tokens of context that fit now; 0: the model generates no text, or no context
-    fits. memory: lines on how the context fits. kv_*: all KV of the model in --cache-dir, made with any settings.
+    size: bytes of the model's files.
+    context: tokens of context that fit now. 0 if the model generates no text or no context fits.
+    kv_*: all KV of the model in --cache-dir, computed with any settings.
+    memory: lines on how the context fits.
+    problem: why the model cannot be served. Empty if it can.
     """
 
     name: str
@@ -49,7 +52,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code: 2 if the command fails, after one line that says why."""
+    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))
@@ -63,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, help in (
         ("list", _list, "each model's file, architecture, size, the context that fits now, and its KV in --cache-dir"),
-        ("show", _show, "all of that about one, and how it fits"),
-        ("remove-kv", _remove_kv, "delete what --cache-dir has of its KV; a server may run on it"),
+        ("show", _show, "the same for one model, and how it fits into memory"),
+        ("remove-kv", _remove_kv, "delete a model's KV in --cache-dir, even while a server uses it"),
     ):
         one = commands.add_parser(
             name,
@@ -73,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         if command is not _list:
-            one.add_argument("name", metavar="NAME", help="of the model, as requests have it")
-        one.add_argument("--json", action="store_true", help="as JSON")
+            one.add_argument("name", metavar="NAME", help="the model's name, as in requests")
+        one.add_argument("--json", action="store_true", help="print JSON")
         add_arguments(one, shown=False)
         one.set_defaults(command=command)
     return parser
@@ -120,7 +123,7 @@ def _show(chosen: argparse.Namespace, settings: Settings) -> int:
 
 def _remove_kv(chosen: argparse.Namespace, settings: Settings) -> int:
     if not settings.cache_dir:
-        raise SettingsError("no KV is stored without --cache-dir FOLDER: give the servers' one")
+        raise SettingsError("KV is stored only in a --cache-dir: give the folder of the servers with --cache-dir FOLDER")
     _, _, path = _named(settings, chosen.name)
     removed = [remove(one.path) for one in _of(_stored(settings), path)]
     num_records, num_bytes = sum(one[0] for one in removed), sum(one[1] for one in removed)
@@ -143,7 +146,7 @@ def _models(settings: Settings) -> list[tuple[str, Settings, Path]]:
 
 
 def _named(settings: Settings, name: str) -> tuple[str, Settings, Path]:
-    """Return the name, the settings and the file of one model. Raises RequestError if there is none of this name."""
+    """Return the name, the settings and the file of one model. Raises RequestError if no model has this name."""
     known = {one[0]: one for one in _models(settings)}
     if name not in known:
         raise unknown_model(name, known)
@@ -156,7 +159,7 @@ def _stored(settings: Settings) -> list[StoredFolder]:
 
 
 def _of(stored: Sequence[StoredFolder], path: Path) -> Iterator[StoredFolder]:
-    """Yield the cache folders of a model. The first call reads the model's whole file. Raises ModelError."""
+    """Return the cache folders of a model. The first call reads the whole file of the model. Raises ModelError."""
     of_model = digest(files_of(path)) if stored else ""
     return (one for one in stored if one.model == of_model)
 
@@ -184,14 +187,14 @@ def _facts(name: str, settings: Settings, path: Path, stored: Sequence[StoredFol
         kv_tokens=sum(use.num_tokens for use in uses),
         kv_bytes=sum(use.num_bytes for use in uses),
         memory=tuple(decision.lines()) if decision else (),
-        problem=problem if model.can_chat else "it generates no text: --embedding-model or --rerank-model serves it",
+        problem=problem if model.can_chat else "it generates no text: serve it with --embedding-model or --rerank-model",
     )
     model.close()
     return found
 
 
 def _decision(settings: Settings, path: Path) -> tuple[Decision | None, str]:
-    """Return how a model fits now, or why it does not."""
+    """Return how a model fits into memory now, or why it does not."""
     try:
         return fit(settings, path)[1], ""
     except (ModelError, SettingsError) as error:

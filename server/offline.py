@@ -1,4 +1,4 @@
-"""`slotcache batch IN -o OUT`: answers the requests in a file within this process. No port is opened."""
+"""`slotcache batch IN -o OUT`: answers the requests in a file within this process, without opening a port."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NO_LIMIT = 1 << 31
 
 
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
-    """Answer the lines of `source` that have no answer in `target`, and return the exit code.
+    """Answer the requests in `source` that have no answer in `target`. Return the exit code.
 
-    The code is 1 if a line failed or not all lines are answered, and 2 if the command fails.
+    The code is 1 if a request failed or has no answer yet. It is 2 if the command fails.
     """
     try:
         lines = read_lines(source.read_bytes())
@@ -51,7 +51,7 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
     except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"\nstopped: the same command goes on where {target} ends", file=sys.stderr)
+        print(f"\nstopped: the same command continues where {target} ends", file=sys.stderr)
         return 1
     return 2
 
@@ -59,15 +59,14 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 def unattended(settings: Settings) -> Settings:
     """Return settings for a process in which no client waits for a single answer.
 
-    Prefill need not spare running streams, the queue takes all lines, and no next turn is expected. All lines use the
-    cache.
+    Prefill need not spare running streams. The queue takes all requests, and all use the cache. No next turn is prefilled.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
 
 
 async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], results: Results) -> None:
-    """Load the model, and answer the remaining lines. End early if the engine cannot go on."""
+    """Load the model, and answer the remaining requests. Stop early if the engine fails for good."""
     state = AppState(settings, Bodies.up_to(settings.max_body << 20))
     app = make_app(state)
     loaded = await asyncio.to_thread(load.load_all, settings, path)
@@ -94,7 +93,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
 
 
 def asking(app: Starlette) -> Ask:
-    """Return a function that answers a line of the file by a route of the application, without a connection."""
+    """Return a function that answers a line of the file. It calls a route of the application without a connection."""
     routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
 
     async def ask(line: BatchLine) -> LineAnswer:
@@ -126,7 +125,7 @@ def asking(app: Starlette) -> Ask:
 
 
 class ProgressBar:
-    """Shows how many lines are answered, if stderr is a terminal. done: the number of lines that earlier runs answered."""
+    """Shows how many lines are answered, if stderr is a terminal. done: the number of lines answered at the start."""
 
     def __init__(self, total: int, done: int) -> None:
         self._total, self._before, self._done = total, done, done

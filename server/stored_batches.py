@@ -1,4 +1,4 @@
-"""Finds the files that earlier versions stored for `/v1/files` and `/v1/batches`, and deletes them on command."""
+"""The files that earlier versions stored for `/v1/files` and `/v1/batches`: counted at each start, deleted on command."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """The number and the total size of such files. They contain texts of clients."""
+    """The number and the total size of these files. They contain texts of clients."""
 
     num_files: int
     num_bytes: int
 
     @classmethod
     def of(cls, root: Path) -> StoredBatches:
-        """Count such files in a cache folder. Raises OSError."""
+        """Count these files in a cache folder. Raises OSError."""
         sizes = [path.lstat().st_size for folder in _folders(root) for path in _files(folder)]
         return cls(len(sizes), sum(sizes))
 
@@ -32,20 +32,20 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return a line about these files in --cache-dir, and how to delete them; empty: there are none."""
+    """Return a line about these files in --cache-dir and how to delete them. Empty if there are none."""
     if not cache_dir:
         return ""
     with suppress(OSError):  # the start itself refuses an unusable folder
         root = Path(cache_dir).expanduser()
         if (stored := StoredBatches.of(root)).num_files:
-            return f"{root}: {stored}, which are not served any more: `slotcache cache prune {root} --batches` deletes them"
+            return f"{root}: {stored}, which are no longer served: `slotcache cache prune {root} --batches` deletes them"
     return ""
 
 
 def delete(root: Path) -> None:
-    """Delete these files in a cache folder, and no others.
+    """Delete these files in a cache folder, and no other files.
 
-    Raises FolderError, OSError, and BlockingIOError if a server uses them.
+    Raises FolderError and OSError. Raises BlockingIOError if a server uses the files.
     """
     for folder in _folders(root):
         _, lock = locked_folder(folder)

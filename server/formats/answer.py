@@ -1,4 +1,4 @@
-"""The fragments of a chat's answer, read from the model's text: content, reasoning and tool calls."""
+"""The fragments into which a model's answer is divided: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from ..http.json_body import whole_characters
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """A further piece of the answer's content."""
+    """The next piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """A further piece of the model's reasoning."""
+    """The next piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The start of a tool call. index: the call's number in the answer, from 0. id: the tool's result refers to this id."""
+    """The start of a tool call.
+
+    index: the call's number in the answer, from 0.
+    id: the id to which the tool's result refers.
+    """
 
     index: int
     id: str
@@ -38,7 +42,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A further piece of a call's arguments, as JSON text. All pieces of a call joined are a JSON object."""
+    """The next piece of a call's arguments. The joined pieces of a call are the text of a JSON object."""
 
     index: int
     text: str
@@ -48,7 +52,7 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text arrives. The joined fragments do not depend on how the text was divided."""
+    """Reads one answer as its text arrives. The joined fragments do not depend on how the text is divided into pieces."""
 
     def push(self, text: str) -> list[Fragment]:
         """Add text, and return the fragments that are certain now."""
@@ -57,7 +61,7 @@ class AnswerReader(Protocol):
     def finish(self, is_cut: bool = False) -> list[Fragment]:
         """Return the remaining fragments. Called once, after the last text.
 
-        is_cut: the answer ended at a limit. A call that was cut before its name was complete is dropped.
+        is_cut: whether the answer ended at a limit. If so, a call without a complete name is dropped.
         """
         ...
 
@@ -73,7 +77,7 @@ class Plain:
 
 
 class WithoutReasoning:
-    """Reads an answer without its reasoning. reader: reads the whole answer."""
+    """Drops the reasoning from the fragments of another reader."""
 
     def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
@@ -88,8 +92,8 @@ class WithoutReasoning:
 def message(fragments: Iterable[Fragment]) -> dict[str, object]:
     """Return the fragments of a whole answer as a message of OpenAI's API.
 
-    The message has `reasoning_content` and `tool_calls` only if the answer has them. In a message with `tool_calls`,
-    empty content is null.
+    The message has `reasoning_content` only if the answer has reasoning, and `tool_calls` only if it has calls. In a message
+    with `tool_calls`, empty content is null.
     """
     content: list[str] = []
     reasoning: list[str] = []
@@ -121,7 +125,7 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object; None if they are no JSON object, for example because they were cut."""
+    """Return the arguments of a call as an object. None if the text is not a JSON object, for example because it was cut."""
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -131,7 +135,7 @@ def decoded_arguments(arguments: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the field of the request that it comes from, which errors name."""
+    """A grammar, and the field of the request that it comes from. Errors name this field."""
 
     field: str
     source: GrammarSource
@@ -139,10 +143,12 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The form of one answer. reader: makes a reader of the answer's text.
+    """The form of one answer.
 
-    spelt: the control tokens that the text given to the reader includes. grammar_spec: the grammar that the answer must
-    follow; None: any text is allowed. reasoning: the limit of the answer's reasoning; None: no limit.
+    reader: makes a reader of the answer's text.
+    spelt: the control tokens that appear as text in the reader's input.
+    grammar_spec: the grammar that the answer must follow. None if any text is allowed.
+    reasoning: the limit of the answer's reasoning. None for no limit.
     """
 
     reader: Callable[[], AnswerReader] = Plain

@@ -1,4 +1,4 @@
-"""Writes the grammar of tool calls and reasoning in Lark, for llguidance."""
+"""Writes the grammar of tool calls and reasoning in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .json_text import TEXT, ParameterType, parameter_types
 ANY = r"/(.|\n)*/"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 Definitions = Sequence[tuple[str, Mapping[str, object]]]
-"""Tools, each a name and the JSON schema of its arguments."""
+"""The name of each tool, and the JSON schema of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: if the piece is a control token, the token as Lark writes it; else empty."""
+    """A piece of a text. token: the control token in Lark's notation. Empty if the piece is not a control token."""
 
     text: str
     token: str = ""
@@ -32,10 +32,13 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTags:
-    """The tags around a call's parameters. opens: the tag before a name. key_end: the tag between a name and its value.
+    """The tags around a call's parameters.
 
-    closes: the tag after a value. end: the tag after the last parameter. after_value: other lines that a reader accepts
-    after `closes`.
+    opens: the tag before a name.
+    key_end: the tag between a name and its value.
+    closes: the tag after a value.
+    end: the tag after the last parameter.
+    after_value: the other lines that a reader accepts after `closes`.
     """
 
     opens: str
@@ -58,29 +61,29 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the ids of the control tokens that the grammar may use, by the tokens' texts."""
+    """Writes one grammar. controls: the ids of the control tokens that the grammar may use, by the texts of the tokens."""
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
     _rules: list[str] = field(default_factory=list)
-    _texts: dict[tuple[str, str], str] = field(default_factory=dict)  # rules of texts, by the tags that end them
+    _texts: dict[tuple[str, str], str] = field(default_factory=dict)  # rules for texts, by the tags that end the texts
     _size: int = 0  # characters of the schemas
 
     def calls(self, written: CallNotation, tools: Definitions, parallel: bool) -> str:
-        """Add a rule for a call of these tools, and return the rule's name. parallel: the rule allows several calls."""
+        """Add a rule for calls of these tools, and return its name. parallel: whether an answer may have several calls."""
         one = self.rule(" | ".join(self._call(written, name, schema) for name, schema in tools))
         several = f" ({self.text(written.between)} {one})*" if parallel and written.between is not None else ""
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add a rule for reasoning between two tags and the white space after it, and return the rule's name.
+        """Add a rule for reasoning between two tags and the line breaks after it. Return the rule's name.
 
-        start: the opening tag; empty: the prompt has opened the reasoning.
+        start: the opening tag. Empty if the prompt has opened the reasoning.
         """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
     def lark(self, start: str) -> str:
-        """Return the whole grammar. start: the expression in Lark that a whole answer must match."""
+        """Return the grammar. start: the expression in Lark that a whole answer must match."""
         return "\n".join((f"start: {start}", "TEXT: /(.|\\n)+/", *self._rules))
 
     def rule(self, body: str, options: str = "") -> str:
@@ -90,17 +93,14 @@ class GrammarWriter:
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of a family as an expression in Lark, in which control tokens are tokens, not letters.
+        """Return a text of a family as an expression in Lark. Control tokens in `form` become tokens.
 
-        filled: a client's texts for the holes of `form`; control tokens in these stay letters.
+        filled: a client's texts for the holes of `form`. Control tokens in these texts stay letters.
         """
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form into parts at its control tokens. filled: texts for the holes.
-
-        They come from a client, so they never become control tokens.
-        """
+        """Cut a form into parts at its control tokens. filled: see `text`."""
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):
@@ -118,19 +118,19 @@ class GrammarWriter:
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
         """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        root: the schema that contains the targets of its references.
+        root: the tool's whole schema, which has the definitions to which `schema` may refer.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
         text = json.dumps({**shared, **schema} if isinstance(schema, dict) else schema)
-        self._size += len(text)  # each schema repeats the shared definitions, so all may be far larger than their request
+        self._size += len(text)  # each schema repeats the shared definitions, so the sum may far exceed the request
         if self._size > MAX_BYTES:
             raise GrammarError(f"their schemas have {self._size:,} characters or more: expected at most {MAX_BYTES:,}")
         self.schemas[name] = text
         return f"@{name}"
 
     def _call(self, written: CallNotation, name: str, schema: Mapping[str, object]) -> str:
-        whole = self._schema(schema, schema)  # added in any case, so that families without JSON refuse the same schemas
+        whole = self._schema(schema, schema)  # in any case, so that families without JSON arguments refuse the same schemas
         holes = {
             "name": lambda: _quoted(name),
             "id": lambda: "/[a-zA-Z0-9]{9}/",
@@ -146,14 +146,14 @@ class GrammarWriter:
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters that stand between tags. It includes the end of the call.
+        """Return the rule for parameters between tags, up to and including the end of the call.
 
-        The required parameters come first. Any of the other parameters may follow. A text ends where a reader finds its
-        end: at its closing tag, if the next tag follows.
+        The required parameters come first, and optional ones may follow. A string ends where a reader finds its end: at a
+        closing tag, if the tag that has to come next follows.
         """
         properties, names, others = _named(schema)
         types = parameter_types(schema)
-        # Two rules for each parameter: up to the tag that opens the next one, and up to the end of the call.
+        # Each parameter has two rules. The first ends with the tag that opens the next parameter, the second with the call.
         ways = {key: self._between_tags(tags, (key, properties[key]), types[key], schema) for key in (*names, *others)}
         first = self.text(tags.opens)
         needed = " ".join((first, *(ways[key][0] for key in names)))
@@ -165,11 +165,11 @@ class GrammarWriter:
         return self.rule(" | ".join(ends))
 
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return two rules of a choice of optional parameters, in order.
+        """Return two rules for optional parameters, of which any may be missing. Their order is fixed.
 
-        The first rule ends where another parameter follows, and may be empty. The second rule ends with the end of the
-        call. Each rule joins the rules of two halves of the parameters. If a rule contained the rule of the next
-        parameter, rules would nest as deep as there are parameters.
+        The first rule may match nothing, and another parameter follows it. The second rule ends with the call.
+        Each rule joins the rules for two halves of the parameters. If each rule instead contained the rule for the next
+        parameter, the rules would be nested as deep as there are parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -181,9 +181,9 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return two rules of one parameter, from its name on.
+        """Return two rules for one parameter, from its name on.
 
-        One ends before another parameter, the other with the end of the call.
+        The first rule ends with the tag that opens another parameter, the second with the end of the call.
         """
         (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
         is_text = not wanted.kinds or "string" in wanted.kinds
@@ -198,7 +198,7 @@ class GrammarWriter:
             value = self._free(after, schema)
         else:
             closer = "".join(part.text for part in after)
-            if not tags.end.startswith(tags.opens):  # otherwise the text would not show which of the two comes
+            if not tags.end.startswith(tags.opens):  # otherwise the text does not show which of the two tags it is
                 ends = [self._until(tags, closer, tag) for tag in (tags.opens, tags.end)]
                 return self.rule(f"{name} {ends[0]}"), self.rule(f"{name} {ends[1]}")
             value = self._until(tags, closer, "")
@@ -206,9 +206,10 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
-        """Return the rule of a text up to the end that a reader finds.
+        """Return the rule for a string and its end, as a reader finds it.
 
-        The end is a closing tag, with the tag that follows it, if there is one.
+        closer: the closing tag.
+        tail: the tag after it. Empty if the caller adds that tag.
         """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
@@ -223,7 +224,7 @@ class GrammarWriter:
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
-        """Return the rule of parameters: the required ones, and then any of the others."""
+        """Return the rule for parameters with a separator between them: all required ones, then any of the others."""
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
@@ -233,7 +234,7 @@ class GrammarWriter:
         if names:
             first = f" {between} ".join(map(parameter, names))
             return self.rule(" ".join((first, *(f"({between} {parameter(name)})?" for name in others))))
-        # Without a required parameter any other may be the first. The first has no separator before it.
+        # Without required parameters, any optional one may come first. It has no separator before it.
         alone = after = self.rule('""')
         for name in reversed(others):
             one = parameter(name)
@@ -260,7 +261,7 @@ class GrammarWriter:
         return f"{before} {self._free(end, schema)}"
 
     def _free(self, end: Sequence[GrammarPart], schema: object = None) -> str:
-        """Return the rule of any text up to a tag, and of the tag."""
+        """Return an expression for any text up to a tag, and the tag. schema: may limit the length of the text."""
         first, *rest = end
         if (most := _most(schema)) is not None:
             character = first.text.lstrip()[0]
@@ -270,11 +271,11 @@ class GrammarWriter:
         return f"{self.rule(f'{ANY} {first.lark}', '[lazy]')} {_joined(rest)}"
 
 
-MAX_LENGTH = 4096  # characters of a bounded text; a larger bound is dropped, since it would make the grammar too large
+MAX_LENGTH = 4096  # characters: a larger `maxLength` is ignored, since it would make the grammar too large
 
 
 def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], list[str]]:
-    """Return the properties of a schema, the names of the required ones, and the names of the others."""
+    """Return the properties of a schema, the names of its required properties, and the names of its other properties."""
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
     needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
@@ -282,18 +283,18 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return the most characters of a text; None if it has no bound or the bound is too large."""
+    """Return a schema's `maxLength`. None if the schema has none, or a length above `MAX_LENGTH`."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 
 
 def _pattern(text: str) -> str:
-    """Return a text as a piece of a pattern in Lark."""
+    """Return a text as a part of a regular expression in Lark."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def _choices(schema: object) -> list[str]:
-    """Return the texts that a schema allows, if it lists them."""
+    """Return the strings that a schema lists in `const` or `enum`."""
     if not isinstance(schema, dict):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")

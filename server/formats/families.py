@@ -1,4 +1,4 @@
-"""The answer formats of model families, in a table with one entry for each family."""
+"""The answer formats of model families: a table with one entry for each family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .readers import (
     short_id,
 )
 
-# ---- The forms in which families write their calls, as texts with holes. ------------------------------------------------
+# ---- The notations in which families write calls: texts with holes. -----------------------------------------------------
 
 HOLE = re.compile(r"\$([a-z_]+)")
 
@@ -38,11 +38,13 @@ class CallNotation:
     """How a family writes tool calls.
 
     call: the text of one call, with the holes $name and $arguments, and maybe $id (nine letters or digits) or $number.
-    begin, end: the texts around all calls. between: the text between two calls; None: an answer has at most one call.
-    parameter: the text of one argument, with the holes $key and $value; empty: the arguments are one JSON object. In
-    `parameter`, $kind is the value's JSON type, and $is_text tells whether the value is a string. separator: the text
-    between two parameters. quote: the quotes around a string; None: strings are written as in JSON. after_call: texts that
-    other versions of the notation have after a call.
+    begin, end: the texts around all calls.
+    between: the text between two calls. None if an answer has at most one call.
+    parameter: the text of one argument, with the holes $key and $value, and maybe $kind (the value's JSON type) or $is_text
+    (whether the value is a string). Empty if the arguments are one JSON object.
+    separator: the text between two parameters.
+    quote: the quotes around a string. None if strings are written as in JSON.
+    after_call: texts that other versions of the notation have after a call.
     """
 
     call: str
@@ -81,19 +83,23 @@ class CallNotation:
 
 
 CALL_NOTATION = CallNotation('<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>', between="\n")
-"""The form that the largest number of models was trained on."""
+"""The form that most models were trained on."""
 
 
-# ---- How a family of models writes its answers, and the reader of one answer. -------------------------------------------
+# ---- A family of models, and the reader of one answer. ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family of models, and the format of its answers.
 
-    signs: texts that each chat template of the family contains. shapes: the forms of calls that the reader knows. written:
-    the form in which a grammar makes the model write calls. around: the tags around content. noise: further tags that are no
-    content. calls_end_reasoning: whether a call may begin in reasoning, and then ends the reasoning.
+    signs: texts that each chat template of the family contains.
+    shapes: the forms of calls that the reader knows.
+    noise: further tags that do not become content.
+    written: the form in which a grammar makes the model write calls.
+    around: the tags around content.
+    calls_end_reasoning: whether a call may begin inside reasoning. The call then ends the reasoning.
+    new_id: makes a call's id from a hexadecimal digest.
     """
 
     name: str
@@ -117,7 +123,7 @@ class Family:
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens that are a part of a tag, since readers need to see these.
+        """Return the control tokens that are part of a tag. Readers need them in the text.
 
         controls: the texts of all control tokens.
         """
@@ -135,9 +141,11 @@ class Family:
     ) -> AnswerReader:
         """Return the reader of one answer.
 
-        tools: the tools that may be called. seed: the calls' ids are made from this text. thinks: whether reasoning is
-        separated from content. opened: the end of the prompt, which may have opened reasoning or a message. controls: the
-        control tokens that the answer's text includes (see `spelled`); these never become content.
+        tools: the tools that may be called.
+        seed: a text from which the calls' ids are made.
+        thinks: whether to separate reasoning from content.
+        opened: the end of the prompt, which may have opened reasoning or a message.
+        controls: the control tokens that appear in the answer's text (see `spelled`). They never become content.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
@@ -161,7 +169,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the reasoning that is open at the end of a prompt, with its tag; empty if none is open."""
+        """Return the reasoning that is open at the end of a prompt, with its tag. Empty if none is open."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -174,13 +182,13 @@ class Family:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """The tags that start a call and so end reasoning."""
+        """The tags that start a call and thereby end reasoning."""
         return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
-        """Return the two tags of reasoning at the start of an answer, and whether the prompt has opened the reasoning.
+        """Return the two tags around the reasoning at the start of an answer, and whether the prompt has opened it.
 
-        None: the family has no reasoning, or the prompt has closed it.
+        None if the family has no reasoning, or if the prompt has closed it.
         """
         if self.channels:
             return self.channels.written_reasoning and (*self.channels.written_reasoning, False)
@@ -674,7 +682,7 @@ OBJECTS = (
 )
 
 GENERIC = Family("generic", shapes=(replace(HERMES, bare=True),))
-"""For templates without a notation: the one that most models know, explained in the prompt."""
+"""For templates without a notation of their own: the notation that most models know, which the prompt explains."""
 
 
 THINK = ThinkTags(("<think>",), ("</think>",))
@@ -689,14 +697,14 @@ THINKINGS = (
     ThinkTags(("<|think|>",), ("<|end|>",)),
     THINK,
 )
-"""Tags of reasoning. The first whose start a template contains counts."""
+"""Tags around reasoning. A template uses the first pair whose start tags it contains."""
 
 FORMATS = TAGGED + HEADED + OBJECTS
-"""Of several that fit a template, the first counts."""
+"""All families. A template belongs to the first family that fits."""
 
 
 def detect(source: str) -> Family:
-    """Return the family that a chat template belongs to. source: the text of the template."""
+    """Return the family of a chat template. source: the text of the template."""
     found = next((format for format in FORMATS if format.fits(source)), GENERIC)
     if found.channels or found.thinking:
         return found

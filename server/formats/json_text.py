@@ -1,4 +1,4 @@
-"""Reads text that arrives in pieces: tags, JSON values, and the values of tools' parameters, which it writes as JSON."""
+"""Reads text that arrives in pieces: tags, JSON values, and values of tools' parameters, which are converted to JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .answer import Fragment
 
 T = TypeVar("T")
 Steps = Generator[Fragment | None, None, T]
-"""Reading in steps: each yields a fragment, or None where more text is needed. After the end of the text, none is None."""
+"""A reader that yields fragments, and None whenever it needs more text. It never yields None after the end of the text."""
 
 SPACE = " \t\r\n"
-MAX_SPACE = 64  # characters of white space between two tags
+MAX_SPACE = 64  # the most characters of white space between two tags
 
 
 class Tags:
-    """Tags to find in a text. If two tags begin at the same place, the longer tag is found."""
+    """Tags to find in a text. If two tags begin at the same position, the longer tag is found."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -38,15 +38,17 @@ class Tags:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Return the position of the first tag from `at` on, and the tag.
 
-        If there is no whole tag, the tag is empty, and the position is the earliest at which a tag may have begun.
-        ended: no more text will come.
+        If there is no whole tag, the tag is empty, and the position is the first at which a tag may have begun. Without such
+        a position it is the end of the text.
+
+        ended: whether no more text will come.
         """
         prefix_at = len(text) if ended else self._prefix_at(text, at)
         found = self._any.search(text, at)
         return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
     def _prefix_at(self, text: str, at: int) -> int:
-        """Return the position of the longest suffix that may be the start of a tag; without one, the end of the text."""
+        """Return the position of the longest suffix that may be the start of a tag, or the end of the text."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._prefixes:
                 return found.start()
@@ -54,11 +56,13 @@ class Tags:
 
 
 class UnreadText:
-    """The text of an answer that is not read yet. Text that was read is dropped, except the text since a `mark`.
+    """The part of an answer's text that is not read yet. Read text is dropped, except the text since a `mark`.
 
-    ended: no more text will come. is_cut: the answer ended at a limit. num_read: characters read so far. content:
-    the places (start and end) of content in the text that was read. waits_at: the place from which the kind of the read text
-    is not known yet; None: all kinds are known.
+    ended: whether no more text will come.
+    is_cut: whether the answer ended at a limit.
+    num_read: characters read so far.
+    content: the start and end positions of content in the read text.
+    waits_at: the position from which it is not known yet whether the read text is content. None if all is known.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -74,7 +78,7 @@ class UnreadText:
     def add(self, text: str) -> None:
         self._unread, self._at = self._unread[self._at :] + text, 0
 
-    # ---- take text that is here --------------------------------------------------------------------------------------
+    # ---- take text that has arrived ----------------------------------------------------------------------------------
 
     @property
     def rest(self) -> str:
@@ -82,7 +86,7 @@ class UnreadText:
         return self._unread[self._at :]
 
     def take(self, length: int) -> str:
-        """Read and return this many characters, or all that have arrived if these are fewer."""
+        """Read and return `length` characters, or fewer if fewer have arrived."""
         taken = self._unread[self._at : self._at + length]
         self._at += len(taken)
         self.num_read += len(taken)
@@ -97,15 +101,15 @@ class UnreadText:
 
     @property
     def num_settled(self) -> int:
-        """The number of read characters whose kind is known. It does not count characters after the mark."""
+        """How many read characters are known to be content or not. Characters after the mark do not count."""
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read up to the next tag, and read the tag. Return the text and the tag.
+        """Read the text before the next tag, and the tag. Return both.
 
-        If there is no tag, read up to where one may begin. At the end of an answer that was not cut, an incomplete tag
-        is text.
+        If there is no whole tag, read up to the position at which a tag may begin. At the end of an answer that was not cut,
+        an incomplete tag counts as text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -113,18 +117,18 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Keep the text that is read from now on. text: the text that was read just before; it is kept too."""
+        """Keep the text that is read from now on. text: the text read just before this call, which is kept, too."""
         self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Remove the mark, and return the text that was kept."""
+        """Remove the mark. Return the text read since the mark."""
         read, self._read = "".join(self._read or ()), None
         return read
 
-    # ---- wait for what comes -----------------------------------------------------------------------------------------
+    # ---- wait for text -----------------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """Return the next character without reading it; empty at the end of the text."""
+        """Return the next character without reading it. Empty at the end of the text."""
         while self._at == len(self._unread):
             if self.ended:
                 return ""
@@ -132,9 +136,9 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read all next characters that are among `characters`.
+        """Read characters for as long as they are among `characters`.
 
-        Return the character after them without reading it; empty at the end.
+        Return the next character without reading it. Empty at the end of the text.
         """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
@@ -144,7 +148,7 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read and return the longest of these tags that the unread text starts with; empty if it starts with none.
+        """Read and return the longest of these tags with which the unread text starts. Empty if it starts with none.
 
         If the answer was cut within a tag, the incomplete tag is dropped.
         """
@@ -161,9 +165,11 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and one of these tags, if they come next. Return the tag, or an empty text at the end.
+        """Read white space and then one of these tags. Return the tag. Empty if the answer ends instead.
 
-        None: something else comes next, and nothing is read. stays: tags that are found but not read.
+        If something else comes next, return None and read nothing.
+
+        stays: further tags. If one of them comes next, it is returned but stays unread.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -183,9 +189,11 @@ class UnreadText:
         return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
-        """Read the text before the next tag, and the tag; return both. stays: tags that are returned and stay unread.
+        """Read the text before the next tag, and the tag. Return both.
 
         If no tag begins within `most` characters, read `most` characters or all that remain, and return an empty tag.
+
+        stays: the tags among `tags` that are returned but stay unread.
         """
         parts: list[str] = []
         while True:
@@ -200,15 +208,15 @@ class UnreadText:
             yield None
 
 
-# ---- Values in a model's text: JSON passed on unchanged, and other notations written as JSON. ---------------------------
+# ---- Values in a model's text. JSON is passed on unchanged, and other notations are converted to JSON. ------------------
 
 TEXT = frozenset({"string"})
-MAX_SCHEMAS = 64  # schemas that are looked at for the types of one parameter
+MAX_SCHEMAS = 64  # schemas that are read for the type of one parameter
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 class JsonSpan:
-    """Finds the end of a JSON value whose text arrives in pieces. It counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value that arrives in pieces. It only counts brackets and quotes, and checks nothing else."""
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -222,7 +230,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Take a piece of text; return how many of its characters belong to the value."""
+        """Take a piece of text. Return how many of its characters belong to the value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -241,7 +249,10 @@ class JsonSpan:
         return at
 
     def _step(self, character: str, at: int) -> int:
-        """Take a sign. Return the position after it, or `at` if the value ended before it."""
+        """Take a quote, backslash, bracket, comma or space at position `at`.
+
+        Return the position after it, or `at` if the value ended before it.
+        """
         if self._quoted:
             self._escaped, self._quoted = character == "\\", character == "\\"
             self.ended = not self._quoted and not self._depth
@@ -270,15 +281,16 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text in the form that it has inside a JSON string."""
+    """Return a text as it is written inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterType:
-    """The values that a schema allows for a parameter. kinds: the allowed JSON types; an empty set allows all.
+    """The values that a schema allows for a parameter.
 
-    texts: lists of the allowed strings; None allows all strings.
+    kinds: the allowed JSON types. An empty set allows all types.
+    texts: sets of allowed strings. None allows all strings.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -286,7 +298,7 @@ class ParameterType:
 
     @property
     def is_free_text(self) -> bool:
-        """Whether the value is a string, and any string is allowed."""
+        """Whether the value must be a string, and any string is allowed."""
         return self.kinds == TEXT and self.texts is None
 
     def lists(self, text: str) -> bool:
@@ -300,7 +312,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return as JSON a value that was written without quotes. A value that fits no wanted type becomes a string."""
+    """Return a value that was written without quotes as JSON. A value that fits no wanted type becomes a string."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -320,9 +332,9 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return as JSON a word from a notation that has quotes around texts.
+    """Return a word without quotes as JSON. The word comes from a notation with quotes around strings.
 
-    The result has the wanted type if the word fits it, and otherwise any type that the word fits.
+    The result has the wanted type if the word fits this type, and otherwise any type that the word fits.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
@@ -331,7 +343,7 @@ def literal(word: str, wanted: ParameterType) -> str:
 
 
 def is_json(text: str, kinds: Collection[str] = ()) -> bool:
-    """Whether a text is a JSON value. kinds: the types that it may have; empty: any."""
+    """Return whether a text is a JSON value. kinds: the allowed types. Empty if all are allowed."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -347,11 +359,11 @@ def quoted(text: str) -> str:
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _NAMES = {"boolean": {"true": "true", "false": "false"}, "null": {"null": "null", "none": "null"}}
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<part>[0-9]*))?(?P<power>[eE][+-]?[0-9]{1,3})?")
-LONGEST_NUMBER = 400  # characters of a number that has to be rewritten for JSON
+LONGEST_NUMBER = 400  # the most characters of a number that is rewritten for JSON
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Return a value as JSON if it has one of these types, or is written almost as one of them; otherwise None."""
+    """Return a value as JSON if it has one of these types, or is almost written like one. Otherwise return None."""
     if not kinds:
         return None
     if is_json(bare, kinds):
@@ -366,9 +378,9 @@ def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
 
 
 def _number(bare: str, may_be_broken: bool) -> str | None:
-    """Return a number as JSON writes it, such as 0.5 for .5; None if the text is no number.
+    """Return a number in JSON's notation, such as 0.5 for .5. None if the text is not a number.
 
-    may_be_broken: if false, 5.0 becomes 5, and a number with a fraction gives None.
+    may_be_broken: whether the number may have a fraction. If not, 5.0 becomes 5, and 5.5 gives None.
     """
     found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
     if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
@@ -388,11 +400,11 @@ _LITERAL = re.compile(
 _SIGNS = {"(": "[", ")": "]", ",": ", ", ":": ": "}
 _IN_QUOTES = re.compile(r"(?P<code>\\u[0-9a-fA-F]{4})|\\x(?P<byte>[0-9a-fA-F]{2})|\\(?P<escaped>.)|[^\\]+", re.DOTALL)
 ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "\n": ""}
-"""The character that an escape stands for, by the character after the backslash."""
+"""The meaning of each escape, by the character after the backslash."""
 
 
 def _from_python(text: str) -> str | None:
-    """Return lists and objects in Python's notation as JSON; None if a text in them has no end."""
+    """Return a list or an object in Python's notation as JSON. None if a string in it has no closing quote."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -414,13 +426,13 @@ def _from_python(text: str) -> str | None:
 
 
 def _in_json(found: re.Match[str]) -> str:
-    """Return a piece of a text as it is written inside a JSON string."""
+    """Return a piece of a quoted Python string as it is written inside a JSON string."""
     text = chr(int(found["byte"], 16)) if found["byte"] else ESCAPES.get(found["escaped"], found[0])
     return found["code"] or escape(text)
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the text of a JSON string; None if it is no JSON string, or has half of a surrogate pair."""
+    """Return the text of a JSON string. None if it is not a JSON string, or contains half of a surrogate pair."""
     try:
         value = json.loads(text, strict=False)
         value.encode()
@@ -440,25 +452,25 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return the type of each parameter of a tool, `ANY` if its schema names none. schema: the schema of all parameters."""
+    """Return the type of each parameter of a tool, or `ANY` if its schema gives no type. schema: the tool's schema."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
 
 
 class _Schemas:
-    """Finds the types of the parameters of one tool. A reference that several parameters share is resolved once."""
+    """Finds the types of one tool's parameters. A reference that several parameters share is resolved only once."""
 
     def __init__(self, root: object) -> None:
         self._root = root
         self._meanings: dict[str, object] = {}  # by reference
-        self._listed: dict[int, ParameterType] = {}  # the types of schemas that list values, by the id of the list
+        self._listed: dict[int, ParameterType] = {}  # the type of each list of values, by the id() of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows; `ANY` if a part of it has none, or it has `MAX_SCHEMAS` schemas or more."""
+        """Return the type that a schema allows. `ANY` if a part of the schema has no type, or if it has too many parts."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
-        is_free = False  # texts outside these lists are allowed
+        is_free = False  # whether strings outside `texts` are allowed
         asked = [schema]
         for _ in range(MAX_SCHEMAS):
             if not asked:
@@ -482,7 +494,7 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that this schema refers to or chooses from; None if it gives types or values itself."""
+        """Return the schemas that this schema refers to or chooses from. None if it gives types or values itself."""
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
         if "type" in schema:
@@ -502,7 +514,7 @@ class _Schemas:
         return frozenset(filter(None, [implied]))
 
     def _values(self, schema: Mapping[str, object]) -> ParameterType | None:
-        """Return the type of the values that a schema lists; None if it lists none."""
+        """Return the type of the values that a schema lists. None if it lists no values."""
         if "const" in schema:
             return _type_of([schema["const"]])
         values = schema.get("enum")
@@ -513,7 +525,7 @@ class _Schemas:
         return self._listed[id(values)]
 
     def _meant(self, reference: str) -> object:
-        """Return the schema that a reference such as `#/$defs/Place` points to; None if there is none."""
+        """Return the schema to which a reference such as `#/$defs/Place` points. None if there is none."""
         if reference not in self._meanings:
             meant = self._root
             for name in reference.removeprefix("#/").split("/"):
@@ -523,7 +535,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type that allows all of these values."""
+    """Return the type of listed values: their JSON types, and only the strings among them."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -1,4 +1,4 @@
-"""Readers of answers whose text arrives in pieces: of content, reasoning, and tool calls in many notations."""
+"""Readers for answers whose text arrives in pieces. They find content, reasoning, and tool calls in many notations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .json_text import (
     typed,
 )
 
-MAX_NAME = 256  # characters of a tool's name, an id, a parameter's name
+MAX_NAME = 256  # the most characters in the name of a tool or a parameter, or in an id
 Types = Mapping[str, ParameterType]
 """The type of each parameter of a tool."""
 
@@ -37,15 +37,16 @@ def plain_id(digest: str) -> str:
 
 
 def short_id(digest: str) -> str:
-    """Return an id in the form that Mistral's templates demand: nine letters or digits."""
+    """Return an id that Mistral's templates accept: nine letters or digits."""
     return digest[:9]
 
 
 class Calls:
-    """Numbers the calls of one answer. tools: the tools that may be called, with the types of their parameters.
+    """Numbers the calls of one answer.
 
-    new_id: makes a call's id from a hexadecimal digest. seed: the digests depend on the seed, so that each reading of an
-    answer makes the same ids.
+    tools: the tools that may be called, with the types of their parameters.
+    new_id: makes a call's id from a hexadecimal digest.
+    seed: a text from which the digests are made. If an answer is read twice with the same seed, its calls get the same ids.
     """
 
     def __init__(self, tools: Mapping[str, Types], new_id: Callable[[str], str], seed: str) -> None:
@@ -59,12 +60,17 @@ class Calls:
         return CallStart(self.number - 1, id, name)
 
     def arguments(self, text: str) -> CallArguments:
-        """Return a further piece of the newest call's arguments."""
+        """Return the next piece of the newest call's arguments."""
         return CallArguments(self.number - 1, text)
 
 
 class CallShape(Protocol):
-    """A form in which models write calls. opens: tags that open calls. bare: whether calls may have no opening tag."""
+    """A form in which models write calls.
+
+    opens: the tags that open calls.
+    tags: all tags of the form.
+    bare: whether a call may have no opening tag.
+    """
 
     @property
     def opens(self) -> tuple[str, ...]: ...
@@ -74,17 +80,21 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
+        """Read calls after their opening tag. Text that is not a call stays unread, or `text.unmark` returns it.
+
+        tag: the opening tag, which is already read. Empty for a call without an opening tag.
+        """
         ...
 
 
 # ---- Bodies -------------------------------------------------------------------------------------------------------------
-# The notations of a call's arguments: JSON, parameters between tags, literals as in Python. All become JSON.
+# The notations of a call's arguments: JSON, parameters between tags, and literals as in Python. All are converted to JSON.
 
 
 class Body(Protocol):
-    """A notation of a call's arguments. begins: tags that begin arguments, or that end a call without arguments.
+    """A notation of a call's arguments.
 
+    begins: the tags that begin arguments, or that end a call without arguments.
     tags: all tags of the notation.
     """
 
@@ -96,9 +106,11 @@ class Body(Protocol):
     def read(
         self, text: UnreadText, begin: str, calls: Calls, types: Types, after_call: Collection[str] = ()
     ) -> Steps[None]:
-        """Read a call's arguments after their first tag `begin`, and yield them as JSON.
+        """Read a call's arguments after their first tag, and yield the arguments as JSON.
 
-        after_call: tags that may follow the call.
+        begin: the first tag, which is already read.
+        types: the types of the tool's parameters.
+        after_call: the tags that may follow the call.
         """
         ...
 
@@ -124,11 +136,13 @@ class JsonBody:
 
 @dataclass(frozen=True, slots=True)
 class TaggedBody:
-    """Arguments that are written as parameters, each with its name and its value between tags.
+    """Arguments that are written as parameters. Each parameter has its name and its value between tags.
 
-    opens, key_ends: the tags before and after a parameter's name. value_opens, value_ends: the tags before and after its
-    value; value_opens may be missing. `{key}` in value_ends stands for the parameter's name. text_key_ends: tags after a
-    name whose value is a string, whatever the schema says. ends: the tags after the last parameter.
+    opens, key_ends: the tags before and after a parameter's name.
+    value_opens, value_ends: the tags before and after its value. `{key}` in value_ends stands for the parameter's name. The
+    model may omit value_opens.
+    ends: the tags after the last parameter.
+    text_key_ends: the tags after a name if the value is a string, whatever the schema says.
     """
 
     opens: tuple[str, ...]
@@ -166,11 +180,13 @@ class TaggedBody:
     def _value(
         self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, after_call: Collection[str]
     ) -> Steps[str | None]:
-        """Read a value, and return the tag after its end. Empty: the answer ends there. None: the value has no end.
+        """Read a value and its closing tag, and return the tag after them.
 
-        A text is passed on as it arrives, and any other value when it is whole. A closing tag counts only if another
-        tag or the end of the answer follows. Otherwise it is a part of the value. If the closing tag is missing, a tag
-        at the start of a line also ends the value.
+        Return an empty tag if the answer ends there, and None if the value has no end. A closing tag ends the value only if
+        another tag or the end of the answer follows. Otherwise it is part of the value. If the closing tag is missing, a tag
+        at the start of a line ends the value.
+
+        A value that may be any string is yielded as it arrives. Other values are yielded when they are complete.
         """
         ends = [end.replace("{key}", key) for end in self.value_ends]
         lines = [f"\n{tag}" for tag in self.begins if not any(end.startswith(tag) for end in ends)]
@@ -204,7 +220,12 @@ class TaggedBody:
 
 @dataclass(frozen=True, slots=True)
 class LiteralBody:
-    """Arguments written much like Python's literals. begin: the sign before the arguments. assign: the sign after a name."""
+    """Arguments written much like Python's literals.
+
+    begin: the sign before the arguments.
+    assign: the sign after a name.
+    quotes: the quotes that a string may have.
+    """
 
     begin: str
     assign: str
@@ -250,7 +271,7 @@ class LiteralBody:
                 between = ", "
 
     def _key(self, text: UnreadText) -> Steps[str]:
-        """Read a name and the sign after it. Return the name."""
+        """Read a parameter's name and the sign after it. Return the name."""
         name, _ = yield from text.upto(Tags((self.assign, ":")), MAX_NAME)
         for quote in self.quotes:
             name = name.strip().removeprefix(quote).removesuffix(quote)
@@ -267,7 +288,7 @@ class LiteralBody:
         yield calls.arguments(literal(word, wanted))
 
     def _string(self, text: UnreadText, quote: str, calls: Calls) -> Steps[None]:
-        """Read a text up to its quote. If the quote is short, quotes in the text may be escaped."""
+        """Read a string up to its closing quote. A quote of one character may be escaped in the string."""
         stops = Tags((quote, "\\") if len(quote) == 1 else (quote,))
         yield calls.arguments('"')
         while True:
@@ -285,7 +306,7 @@ class LiteralBody:
                 yield None
 
     def _escaped(self, text: UnreadText) -> Steps[str]:
-        """Read the escape after a backslash. Return it in JSON's notation."""
+        """Read the rest of an escape after its backslash. Return the escape in JSON's notation."""
         sign = yield from text.peek()
         text.take(1)
         digits = ""
@@ -294,18 +315,20 @@ class LiteralBody:
         return f"\\u{digits}" if len(digits) == 4 else escape(ESCAPES.get(sign, "\\" + sign) + digits)
 
 
-# ---- Calls with a header that names the tool, before their arguments. ---------------------------------------------------
+# ---- Calls with a header before their arguments. The header names the tool. ---------------------------------------------
 
-MAX_HEADER = 512  # characters between the tag that opens a call and its arguments
+MAX_HEADER = 512  # the most characters between the tag that opens a call and the call's arguments
 
 
 @dataclass(frozen=True, slots=True)
 class HeadedCalls:
     """Calls that are written as a tag, a header with the tool's name, the arguments, and a closing tag.
 
-    sections, section_ends: tags around all calls. starts, closes: tags around each call. more: further tags that may start
-    the next call. header: matches the header; its groups are `name` and, if calls have ids, `id`. inner: tags within the
-    header.
+    starts, closes: the tags around each call.
+    header: matches the header. Its groups are `name` and, if calls have ids, `id`.
+    more: further tags that may start the next call.
+    sections, section_ends: the tags around all calls.
+    inner: the tags within the header.
     """
 
     starts: tuple[str, ...]
@@ -327,7 +350,7 @@ class HeadedCalls:
         return self.opens + self.closes + self.section_ends + self.inner + self.body.tags
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is no call stays unread, or `text.unmark` returns it."""
+        """Read calls after their opening tag: see `CallShape.read`."""
         if tag in self.sections:
             yield from text.skip()
             tag = yield from text.one_of(*self.starts)
@@ -343,9 +366,9 @@ class HeadedCalls:
                 yield from text.one_of(*self.section_ends)
 
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
-        """Read one call, and return whether it was one.
+        """Read one call. Return False if the text is not a call.
 
-        In a call without arguments, a tag of `after_call` or the end of the answer follows the header.
+        A call without arguments has a header that is followed by a tag of `after_call` or by the end of the answer.
         """
         tags = Tags(self.body.begins + self.after_call)
         header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.after_call)
@@ -364,12 +387,12 @@ class HeadedCalls:
 
     @property
     def after_call(self) -> tuple[str, ...]:
-        """Tags that may follow a call's arguments: the call's closing tag, the next call's start, the end of all calls."""
+        """The tags that may follow a call's arguments: its closing tag, the start of the next call, the end of all calls."""
         after_call = (*self.closes[-1:], *self.more, self.starts[0], *self.section_ends)
         return tuple(tag for tag in after_call if tag not in self.body.begins)
 
 
-# ---- Answers with parts between tags, and the reader that takes the steps of any answer. --------------------------------
+# ---- Answers with tags around reasoning and calls, and the reader that runs the steps of any answer. --------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +408,7 @@ class ThinkTags:
         return self.starts + self.ends
 
     def last(self, text: str) -> tuple[int, int]:
-        """Return the positions of the last start tag and the last end tag of reasoning; -1 if a tag is missing."""
+        """Return the positions of the last start tag and the last end tag in a text. -1 for a missing tag."""
         return max(map(text.rfind, self.starts)), max(map(text.rfind, self.ends))
 
 
@@ -393,18 +416,18 @@ class ThinkTags:
 class TrimmedText:
     """Makes fragments of one kind from text, and trims the white space next to calls and reasoning.
 
-    begins: whether white space at the start of the next text is dropped. source: the text of the answer, which gets the
-    places of content.
+    begins: whether to drop white space at the start of the next text.
+    source: the text of the answer, in which the positions of content are noted. None if they are not needed.
     """
 
     kind: type[ContentText] | type[ReasoningText]
     begins: bool = False
     source: UnreadText | None = None
     _pending: list[str] = field(default_factory=list)
-    _spaces: list[tuple[int, int]] = field(default_factory=list)  # places of the white space at the end
+    _spaces: list[tuple[int, int]] = field(default_factory=list)  # positions of the white space at the end
 
     def note(self, text: str, num_after: int = 0) -> None:
-        """Note the place of a text of this kind that was just read. num_after: characters that were read after the text."""
+        """Note the position of a text that was just read. num_after: how many characters were read after it."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -422,7 +445,7 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield a piece of text. White space at its end is kept until more text follows."""
+        """Yield a piece of text, but hold white space at its end back until more text follows."""
         said = text.rstrip(SPACE)
         if said:
             text = "".join(self._pending) + text
@@ -433,7 +456,7 @@ class TrimmedText:
             self._pending.append(text)
 
     def end(self) -> Iterator[Fragment]:
-        """Yield the white space that was kept at the end."""
+        """Yield the white space that `say` held back."""
         if self.source is not None:
             self.source.content += self._spaces
         if space := "".join(self._pending):
@@ -441,32 +464,32 @@ class TrimmedText:
         self.drop_space()
 
     def drop_space(self) -> None:
-        """Drop the white space that was kept at the end."""
+        """Drop the white space that `say` held back."""
         self._pending, self._spaces = [], []
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space at the end, and the white space at the start of the next text."""
+        """Drop the white space at the end of this text and at the start of the next text."""
         self.drop_space()
         self.begins = True
 
 
 class SteppedReader:
-    """Reads an answer step by step, as far as its text has arrived."""
+    """Runs the steps of a reader as far as the text of the answer has arrived."""
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
         self._num_opened = 0
 
     def open(self, text: str) -> None:
-        """Take the end of the prompt, which may have opened reasoning or a message."""
+        """Read the end of the prompt before the answer. It may have opened reasoning or a message."""
         self._num_opened = len(text)
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of the answer's characters whose kind is known, and the new places of content.
+        """Return how many characters of the answer are known to be content or not, and the positions of new content.
 
-        New are those found since the last call. The end of the prompt does not count.
+        Content is new if it was found since the last call. Text of the prompt does not count.
         """
         found, self._text.content = self._text.content, []
         opened = self._num_opened
@@ -491,14 +514,14 @@ class SteppedReader:
 
 
 class ReadParts:
-    """Cuts the text of an answer into parts that are content and parts that are not."""
+    """Divides the text of an answer into parts that are content and parts that are not."""
 
     def __init__(self, reader: SteppedReader) -> None:
         self._reader, self._unsettled = reader, list[str]()
-        self.num_unsettled = self._at = 0  # unsettled characters, and settled ones before them
+        self.num_unsettled = self._at = 0  # the characters that are not settled yet, and the settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text. Return the parts that are certain now, and for each part whether it is content."""
+        """Add text. Return the parts that are certain now. The flag of a part says whether it is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)
@@ -524,9 +547,10 @@ class ReadParts:
 class TaggedAnswer:
     """Reads an answer of content, reasoning and calls.
 
-    thinking: the tags of reasoning; None: reasoning stays in the content. calls_end: whether a call may begin in reasoning,
-    which it then ends. opened: the reasoning that the prompt has opened, with its tag. dropped: tags that never become
-    content, such as control tokens.
+    thinking: the tags around reasoning. None if reasoning stays in the content.
+    calls_end: whether a call may begin inside reasoning. The call then ends the reasoning.
+    opened: the reasoning that the prompt has opened, with its tag.
+    dropped: tags that never become content, such as control tokens.
     """
 
     def __init__(
@@ -550,7 +574,7 @@ class TaggedAnswer:
         self._text, self._content = text, TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the whole answer, step by step."""
+        """Read the whole answer."""
         yield from self._first_reasoning()
         yield from self._bare_calls()
         while True:
@@ -568,12 +592,12 @@ class TaggedAnswer:
                 yield None
 
     def _say(self, text: str, num_after: int = 0) -> Iterator[Fragment]:
-        """Yield text that was just read, as content. num_after: how many characters were read after it."""
+        """Yield the text that was just read as content. num_after: how many characters were read after it."""
         self._content.note(text, num_after)
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
-        """Read the reasoning at the start of an answer, if there is any."""
+        """Read the reasoning at the start of an answer, if any. Without `thinking`, opened reasoning becomes content."""
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
@@ -609,7 +633,7 @@ class TaggedAnswer:
                 yield None
 
     def _bare_calls(self) -> Steps[None]:
-        """Read calls without an opening tag. Only the start of an answer can be such calls."""
+        """Read calls without an opening tag. They can only be at the start of an answer."""
         shape = next((shape for shape in self._shapes if shape.bare), None)
         if shape is None:
             return
@@ -618,7 +642,7 @@ class TaggedAnswer:
         yield from self._call(shape, "", self._content)
 
     def _call(self, shape: CallShape, tag: str, trimmed: TrimmedText) -> Steps[None]:
-        """Read calls. Text that is no call is yielded without `dropped` tags."""
+        """Read calls. Text that turns out not to be a call is yielded without the `dropped` tags."""
         number = self._calls.number
         yield from shape.read(self._text, tag, self._calls)
         if self._calls.number > number:
@@ -626,14 +650,14 @@ class TaggedAnswer:
             trimmed = self._content
         read = self._text.unmark()
         if tag and self._calls.number == number and self._text.is_cut and not self._text.rest:
-            return  # it was cut before its name was known
+            return  # the answer was cut before the call's name was known
         trimmed.note(read)
         for dropped in self._dropped:
             read = read.replace(dropped, "")
         yield from trimmed.say(read)
 
 
-# ---- Answers of several messages, each with a header that names its recipient. ------------------------------------------
+# ---- Answers of several messages. The header of each message names its recipient. ---------------------------------------
 
 _BODY = JsonBody()
 
@@ -642,10 +666,13 @@ _BODY = JsonBody()
 class Channels:
     """The format of an answer that is a sequence of messages with headers. The first header begins in the prompt.
 
-    starts: tags that begin a header. message: the tag that ends a header. ends: tags that end a message. to: finds the tool
-    in a header, as the group `name`. reasoning, plain: match the headers of reasoning and of content. A header that matches
-    neither of the two becomes content. written_reasoning: the tags before reasoning, and after it up to the next header;
-    None: the models write no reasoning.
+    starts: the tags that begin a header.
+    message: the tag that ends a header.
+    ends: the tags that end a message.
+    to: finds the tool's name in a header. Its group is `name`.
+    reasoning, plain: match the headers of reasoning and of content. A header that matches neither becomes content itself.
+    written_reasoning: the text before reasoning, and the text after it up to the next header. None if the models write no
+    reasoning.
     """
 
     starts: tuple[str, ...]
@@ -662,7 +689,7 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Reads an answer of messages, whose headers name their kinds. thinks: whether reasoning is separated from content."""
+    """Reads an answer of messages whose headers name their kinds. thinks: whether to separate reasoning from content."""
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
@@ -670,7 +697,7 @@ class ChannelAnswer:
         self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the whole answer, which begins inside a header."""
+        """Read the whole answer. Its text begins inside a header."""
         start = ""
         while (yield from self._text.peek()):
             self._text.mark(start)
@@ -682,7 +709,7 @@ class ChannelAnswer:
         yield from self._content.end()
 
     def drop_space(self) -> None:
-        """Drop the white space at the end of the content so far."""
+        """Drop the white space at the end of the content read so far."""
         self._content.drop_space()
 
     def _message(self, header: str, message: str) -> Steps[str]:
@@ -711,7 +738,10 @@ class ChannelAnswer:
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
     def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
-        """Read text up to the next tag, and read the tag. Return the tag, or an empty text at the end of the answer."""
+        """Read the text up to the next tag, and the tag. Return the tag. Empty at the end of the answer.
+
+        is_said: whether the text is yielded. Otherwise it is dropped.
+        """
         while True:
             text, tag = self._text.before(self._body_tags)
             trimmed.note(text, len(tag))
@@ -725,15 +755,17 @@ class ChannelAnswer:
 # ---- Calls that are JSON objects with a name and arguments. -------------------------------------------------------------
 
 FENCES = ("```json", "```")
-NO_ARGUMENTS = ("", "null", "[]")  # as models write that a call has none
+NO_ARGUMENTS = ("", "null", "[]")  # the values that models write for a call without arguments
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
     """Calls that are JSON objects with a name and arguments: one object, several, or a list.
 
-    named: the tool's name may be the key of the arguments. late_id: a call's id follows its arguments, so that the whole
-    call is yielded at its end.
+    opens, closes: the tags around all calls.
+    names, arguments, ids: the keys of the tool's name, of the arguments and of the call's id.
+    named: whether the tool's name may itself be the key of the arguments.
+    late_id: whether a call's id may come after its arguments. If so, the call is yielded only at its end.
     """
 
     opens: tuple[str, ...] = ()
@@ -747,7 +779,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that may come in an object before the object is certain to be a call."""
+        """The keys that an object may have before it is certain to be a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property
@@ -773,7 +805,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """One call as it arrives. Its arguments are kept until its name is known."""
+    """Reads one call. Its arguments are held back until its name is known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls
@@ -782,7 +814,7 @@ class _JsonCall:
         self._is_started = False
 
     def read(self) -> Steps[bool]:
-        """Read the members of the object. Return whether it was a whole call."""
+        """Read the members of the object. Return whether it is a complete call."""
         text, depth = self._text, 0
         while character := (yield from text.skip(SPACE + ",")):
             if character == "{" and not depth:
@@ -803,7 +835,7 @@ class _JsonCall:
         return False
 
     def _key(self) -> Steps[str]:
-        """Read the name of a member, up to the member's value. Return the name."""
+        """Read the key of a member, up to the member's value. Return the key. Empty if there is none."""
         name = yield from self._string()
         yield from self._text.skip()
         if (yield from self._text.one_of(":")):
@@ -812,7 +844,7 @@ class _JsonCall:
         return ""
 
     def _string(self) -> Steps[str]:
-        """Read a short JSON string. Return an empty text if there is none."""
+        """Read a JSON string of at most `MAX_NAME` characters. Empty if there is none."""
         read, tag = yield from self._text.upto(_QUOTE, 1)
         if read or not tag:
             return ""
@@ -841,9 +873,9 @@ class _JsonCall:
         return bool(value) and (self._is_started or key in shape.keys)
 
     def _object(self) -> Steps[bool]:
-        """Read the arguments, and return whether they are whole.
+        """Read the arguments. Return whether they are complete.
 
-        They are passed on as they arrive if the name is known, and otherwise kept.
+        If the tool's name is known, the arguments are yielded as they arrive. Otherwise they are held back.
         """
         streams = bool(self._name) and not self._shape.late_id
         if streams:
@@ -865,7 +897,7 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the call. If its start was waiting for the end, start it first. Return whether it is a call."""
+        """End the call. If it was held back, yield it now. Return whether it is a call."""
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")
@@ -876,7 +908,7 @@ _QUOTE = Tags(['"'])
 
 
 def _decoded(text: str) -> str:
-    """Return the text of a JSON string; empty if it is not one."""
+    """Return the text of a JSON string. Empty if `text` is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

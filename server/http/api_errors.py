@@ -1,13 +1,13 @@
 """The error of a request, its body in each API, and the responses to requests that are refused or fail.
 
 RequestError            answered with its status and {"error": {...}}
-  400 invalid_request_error       wrong types, no text, a prompt longer than the context; `param` says where
-  401 authentication_error        no or a wrong API key
-  403 permission_error            a host or a web page that the server does not know; documents of another scope
+  400 invalid_request_error       a wrong type, no text, or a prompt longer than the context; `param` names the field
+  401 authentication_error        the API key is missing or wrong
+  403 permission_error            an unknown host or web page, or documents of another scope
   404 not_found_error             no such route; an answer or a conversation that is not stored
-  405 invalid_request_error       no such method; Allow lists the methods
-  408 timeout_error               a body that did not arrive
-  413 invalid_request_error       a body larger than --max-body, packed or unpacked
+  405 invalid_request_error       the path does not support the method; Allow lists the methods
+  408 timeout_error               a body that arrived too slowly
+  413 invalid_request_error       a body larger than --max-body, compressed or not
   415 invalid_request_error       a web page's body that is not JSON; an encoding that is not supported
   429 rate_limit_error            the queue is full; Retry-After says when to try again
   500 server_error                the engine failed
@@ -41,16 +41,19 @@ TYPES = {
     503: "unavailable_error",
 }
 MESSAGE_TYPES = {408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
-"""Types of Anthropic's errors where they differ from OpenAI's; 500 and other failures of the server are `api_error`."""
+"""The types that Anthropic's API gives to these statuses. A status without a type in either table is an `api_error`."""
 TOO_LONG = "context_length_exceeded"
-"""OpenAI's code of a prompt that is too long; `n_prompt_tokens` and `n_ctx` are in the error's details."""
-MAX_COMPARED = 60  # characters of a path that is compared with those of all routes
+"""OpenAI's code for a prompt that is too long. The error's details have `n_prompt_tokens` and `n_ctx`."""
+MAX_COMPARED = 60  # characters: a longer path is not compared with the paths of all routes
 
 
 class RequestError(Exception):
-    """An error for the client. param: the path of the wrong field in the body. code: a name of the error, for programs.
+    """An error for the client.
 
-    retry_after: seconds after which the client may try again. details: further fields of the error's body.
+    param: the path of the wrong field in the body.
+    code: a name of the error, for programs.
+    retry_after: seconds after which the client may try again.
+    details: further fields of the error's body.
     """
 
     def __init__(
@@ -75,14 +78,14 @@ class RequestError(Exception):
         return TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, object]:
-        """Return the body of the error in OpenAI's form, which most routes use."""
+        """Return the body of the error in OpenAI's form. Most routes use it."""
         error = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
 
     def message_body(self) -> dict[str, object]:
         """Return the body of the error in Anthropic's form, for the routes of its Messages API."""
         kind, message = MESSAGE_TYPES.get(self.status) or TYPES.get(self.status, "api_error"), self.message
-        if self.code == TOO_LONG:  # Claude Code reads both numbers, and compacts
+        if self.code == TOO_LONG:  # Claude Code reads both numbers and compacts its history
             num_tokens, most = self.details["n_prompt_tokens"], int(str(self.details["n_ctx"])) - 1
             message = f"prompt is too long: {num_tokens} tokens > {most} maximum: {message}"
         about = {"message": message, "param": self.param, "code": self.code or self.status}
@@ -90,13 +93,14 @@ class RequestError(Exception):
 
     def ollama_body(self) -> dict[str, object]:
         """Return the body of the error in Ollama's form, for the routes of its API."""
-        words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # clients search for these
+        words = "the input length exceeds the context length: " if self.code == TOO_LONG else ""  # clients search for this
         return {"error": words + self.message}
 
 
 def too_long(num_tokens: int, limit: int, about: bool = False) -> RequestError:
-    """Make the error of a prompt that leaves no room for an answer. limit: the size of the context, in tokens.
+    """Return the error for a prompt that leaves no room for an answer.
 
+    limit: the size of the context in tokens.
     about: whether `num_tokens` is an estimate.
     """
     return RequestError(
@@ -116,33 +120,33 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
 
 
 def no_route(path: str, known: Sequence[str] = ()) -> RequestError:
-    """Return the error for a path that has no route. known: the paths that have one; the nearest is named."""
+    """Return the error for a path without a route. It names the most similar of the `known` paths."""
     near = get_close_matches(path, known, n=1, cutoff=0.8) if len(path) <= MAX_COMPARED else []
     return RequestError(f"no such route: {path}" + (f" (did you mean {near[0]}?)" if near else ""), status=404)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, or the error's type if it has no message. Python's MemoryError has none."""
+    """Return the message of an error, or the error's type if it has no message, as for a MemoryError."""
     return str(error) or type(error).__name__
 
 
 def not_loaded(error: Exception) -> RequestError:
-    """Make the error of a request whose model had been unloaded and could not be loaded again."""
+    """Return the error for a request whose model was unloaded and cannot be loaded again."""
     return RequestError(f"the model could not be loaded again: {reason_of(error)}", status=503, code="loading_failed")
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:
-    """Make the error of a request during which a program failed. program: the program's name in the message."""
+    """Return the error for a request during which a program failed. program: the program's name in the message."""
     return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
 
 
-# ---- Responses to refused requests, before the routes and in them. ------------------------------------------------------
+# ---- Responses to requests that are refused, before they reach a route or by a route. -----------------------------------
 
 MESSAGES, OLLAMA = "/v1/messages", "/api/"  # paths of Anthropic's API and of Ollama's
 
 
 def refusal(error: RequestError, path: str) -> Response:
-    """Return the response with an error, in the form that clients of this path expect: OpenAI's, Anthropic's or Ollama's."""
+    """Return an error as a response in the form of the path's API: OpenAI's, Anthropic's or Ollama's."""
     if path.startswith(OLLAMA):
         body = error.ollama_body()
     else:
@@ -158,16 +162,16 @@ def handlers(program: str) -> dict[Any, ExceptionHandler]:
 
     def fail(request: Request, error: Exception) -> Response:
         answer = refusal(failed(error, program), request.scope["path"])
-        answer.headers["Connection"] = "close"  # the error goes on to uvicorn, which closes the connection
+        answer.headers["Connection"] = "close"  # uvicorn gets the error, too, and closes the connection
         return answer
 
     return {RequestError: _refuse, HTTPException: _refuse, ClientDisconnect: _let_go, Exception: fail}
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    path = request.scope["path"]  # not the path of the URL, since the client's `Host` is a part of the URL
+    path = request.scope["path"]  # not the path of the URL, which depends on the client's `Host`
     if isinstance(error, HTTPException) and error.status_code == 405 and request.method == "OPTIONS":
-        return Response(headers=error.headers)  # `Allow` is the answer; a page's preflight was answered before
+        return Response(headers=error.headers)  # with `Allow`; another layer has already answered preflights of pages
     request.state.error = error
     if isinstance(error, HTTPException):
         status, detail, headers = error.status_code, error.detail, error.headers or {}
@@ -179,10 +183,10 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _paths(request: Request) -> list[str]:
-    """Return the paths of an application's routes, as its documentation has them."""
+    """Return the paths of an application's routes, written as in the documentation."""
     return [route.path.replace(":path}", "}") for route in request.app.routes if isinstance(route, Route)]
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that disconnected while it sent its body. Only the log sees the status."""
+    """Answer a client that disconnected while it sent its body. Only the log shows the status."""
     return Response(status_code=499)

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests. Each body has limits of size and speed, and all bodies together have a limit of memory."""
+"""Reads the bodies of requests. Limits bound the size and the speed of each body, and the memory of all bodies together."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from starlette.requests import ClientDisconnect, Request
 from .api_errors import RequestError
 from .encodings import Unpacking, encoding_of
 
-FREE = 64 << 10  # bytes of each body that do not count, since uvicorn buffers as much for any connection
-LARGEST = 4  # bodies of the largest size that may be unfinished at a time
+FREE = 64 << 10  # bytes of each body that are not counted, since uvicorn buffers as much for any connection
+LARGEST = 4  # how many bodies of the largest size may be in memory at a time
 
 
 @dataclass(slots=True)
 class Bodies:
-    """Reads bodies. Used on the event loop alone.
+    """Reads bodies. For the event loop only.
 
-    most: the most bytes of one body. room: bytes of memory that bodies may still take. patience: seconds that may pass
-    without a byte. rate: bytes a second that must arrive on average after the first `patience` seconds.
+    most: the most bytes of one body.
+    room: bytes of memory that bodies may still take.
+    patience: the most seconds without a received byte.
+    rate: bytes a second that must arrive on average after the first `patience` seconds.
     """
 
     most: int
@@ -35,11 +37,12 @@ class Bodies:
         return cls(most, LARGEST * most)
 
     async def read(self, request: Request, reservation: Reservation | None = None) -> bytes:
-        """Read a whole body, and unpack it. Raises ClientDisconnect and RequestError.
+        """Read a whole body, and decompress it. Raises ClientDisconnect and RequestError.
 
-        The status is 408 for a body that is too slow, 413 for one that is too long, 503 if there is no room now, and
-        400 or 415 if it cannot be unpacked. reservation: the room that the body takes until the caller frees it; None:
-        the room is free after the read.
+        The status of the error is 408 for a slow body, 413 for a large body, 503 if there is no room now, and 400 or 415
+        if the body cannot be decompressed.
+
+        reservation: takes the room of the body until the caller frees it. None: the room is freed after the read.
         """
         if reservation is None:
             with Reservation(self) as reservation:
@@ -54,7 +57,7 @@ class Bodies:
         return await self._unpacked(encoding, body.getvalue(), reservation) if encoding else body.getvalue()
 
     async def _unpacked(self, encoding: str, packed: bytes, reservation: Reservation) -> bytes:
-        """Unpack a body. Each piece is unpacked in a thread. Raises RequestError."""
+        """Decompress a body, each piece in a thread. Raises RequestError."""
         unpacking, body = Unpacking(encoding, packed), BytesIO()
         while piece := await asyncio.to_thread(unpacking.piece):
             body.write(piece)
@@ -68,7 +71,7 @@ class Bodies:
         return RequestError(f"the body is larger than {self.most:,} bytes{when}, the server's --max-body", status=413)
 
     async def _chunks(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield a body piece by piece, each within the time limits."""
+        """Yield the pieces of a body as they arrive. Raises ClientDisconnect, and RequestError 408 for a late piece."""
         clock, length, is_whole = asyncio.get_running_loop().time, 0, False
         began = clock()
         while not is_whole:
@@ -86,19 +89,16 @@ class Bodies:
 
 
 class Reservation:
-    """The room that the body of one request takes. As a context manager it frees the room at its end."""
+    """The room in memory for the body of one request. As a context manager it frees the room at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0
 
     def reserve(self, size: int) -> None:
-        """Take room for a body of `size` bytes, which replaces the room taken so far.
-
-        Raises RequestError 503 if there is too little.
-        """
+        """Change the reservation to a body of `size` bytes. Raises RequestError 503 if there is too little room."""
         more = max(size - FREE, 0) - self._bytes
         if more > self._bodies.room:
-            raise RequestError("too many large bodies are on their way: try again", status=503, retry_after=1)
+            raise RequestError("too many large bodies are being received: try again", status=503, retry_after=1)
         self._bodies.room -= more
         self._bytes += more
 

@@ -3,13 +3,13 @@
     made -> head -> request -> answer -> (kept alive) -> head -> ...
             `head`  `Bodies`   `patience`  uvicorn's
 
-Under each phase is the object or field that limits its time. A handler sees a closed connection as a client that
-disconnected, and cancels its work. Once the limit of connections is reached, a connection that waits for its client may be
-closed early: see `connections.py`. Under TLS, the time for the head includes the handshake.
+The line under the phases names the object or field that limits the time of each phase. When a connection is closed, its
+handler sees that the client has disconnected, and cancels its work. Once the limit of connections is reached, connections
+that wait for their clients may be closed early: see `connections.py`. Under TLS, a request's head includes the handshake.
 
-The parser is h11, and the event loop asyncio's. httptools would save 0.1 ms a request, little compared with the engine's
-time. But httptools accepts a head of any length (one of 1 MiB got a 200), and would need each of these limits again. uvloop
-accepts connections without a limit. docs/decisions.md has the figures.
+The parser is h11, and the event loop is asyncio's. httptools would save 0.1 ms a request, which is little compared with the
+engine's time. But it accepts a head of any length (a head of 1 MiB got status 200), and all limits here would have to be
+written again for it. uvloop accepts connections without a limit. docs/decisions.md has the figures.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from .connections import Connections
 from .tls import TlsFilter
 
-KEEP_ALIVE = 20  # s of an idle connection: httpx reuses one for 5 s, aiohttp for 15 s, and must not find it closed
-SHORTCUT = "shortcut"  # the key of a request's `Shortcut` in its state
+KEEP_ALIVE = 20  # s until an idle connection is closed; not while httpx (for 5 s) or aiohttp (for 15 s) may reuse it
+SHORTCUT = "shortcut"  # the key of the `Shortcut` in a request's state
 
 
 class Shortcut:
-    """Writes the pieces of one streamed answer directly to the connection, past h11 and the layers that only need its head.
+    """Writes the pieces of one streamed answer directly to the connection. This bypasses h11 and the middleware.
 
-    The pieces are chunks of HTTP, since the answer's length is not known. h11 takes longer for a chunk than all other steps.
+    h11 would take longer for a piece than all other steps. The middleware needs only the head of the answer. Each piece is
+    an HTTP chunk, since the length of the answer is not known in advance.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._cycle = connection, connection.cycle
-        self._has_chunks = connection.scope["http_version"] == "1.1"  # older clients get a body without chunks
+        self._has_chunks = connection.scope["http_version"] == "1.1"  # HTTP/1.0 has no chunks
 
     @property
     def is_open(self) -> bool:
-        """Whether the answer has begun and has not ended, and its client reads the bytes that are written."""
+        """Whether `write` may be used: the answer has begun and not ended, and the client reads what was written."""
         cycle, connection = self._cycle, self._connection
         is_stopped = connection.flow.write_paused or cycle.disconnected or connection.transport.is_closing()
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body, which must not be empty. More pieces follow."""
+        """Write a piece of the body. It must not be empty, since an empty chunk would end the body."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
@@ -58,8 +59,10 @@ MOST_GATHERED = 64 << 10  # bytes
 class GatheringTransport:
     """A transport that joins the small writes of one turn of the event loop into one system call.
 
-    System calls take most of the time of small writes. So the head of an answer is sent with its first event, and the last
-    event with the end of the body. All other calls are passed on to `transport`. tls: the TLS layer; None: plain HTTP.
+    System calls take most of the time of small writes. Joining them sends the head of an answer together with its first
+    event, and the last event together with the end of the body. All calls other than writes are passed on to `transport`.
+
+    tls: the TLS layer. None for plain HTTP.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class GatheringTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: object = None) -> Any:
-        """Return a fact about the transport. uvicorn infers http or https from `sslcontext`."""
+        """Return information about the transport. uvicorn infers http or https from the presence of `sslcontext`."""
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         return self._transport.get_extra_info(name, default)
@@ -107,10 +110,11 @@ class GatheringTransport:
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
-    head: seconds for a request's head, or for the rest of a body after its answer. patience: in so many seconds a client
-    must read all written bytes, or at least `rate` bytes a second. bite: the most bytes of one read. The event loop stops
-    while a read is parsed, and parsing a chunk of one byte takes 12 us. credit: the most seconds that a body may pause and
-    still count as making progress. Each received byte adds 1 / `rate` seconds.
+    head: seconds for a request's head, or for the rest of a body after its answer.
+    patience: seconds in which a client must read all written bytes, or at least `rate` bytes a second.
+    bite: the most bytes of one read. The event loop waits while a read is parsed, and a chunk of one byte takes 12 us.
+    credit: the most seconds for which a pausing body still counts as making progress. Each received byte earns 1 / `rate`
+    seconds.
     """
 
     server_state: Connections
@@ -123,14 +127,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _progresses_until = 0.0  # by the loop's clock
+    _progresses_until = 0.0  # the body counts as making progress until then, by the loop's clock
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._bite = bytearray(self.bite)
         self._tls = TlsFilter(context) if (context := self.server_state.tls) else None
         self.gathering = GatheringTransport(transport, self.loop, self._tls)
         super().connection_made(self.gathering)  # type: ignore[arg-type]
-        transport.set_write_buffer_limits(0)  # `pause_writing` comes as soon as the system takes no more
+        transport.set_write_buffer_limits(0)  # so `pause_writing` is called as soon as the system accepts no more bytes
         self._expect_head()
         self._note()
 
@@ -153,7 +157,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._unseal(data, self._tls)
 
     def _unseal(self, data: bytes, tls: TlsFilter) -> None:
-        """Take bytes of TLS, and answer messages of TLS itself, such as those of a handshake."""
+        """Decrypt received bytes and parse them. Answer messages of TLS itself, such as a handshake."""
         try:
             for piece in tls.received(data, self.bite):
                 if not piece:
@@ -161,12 +165,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 elif not self.transport.is_closing():
                     self.data_received(piece)
         except SSLError as error:
-            self.server_state.log("a client was not understood under TLS: %s", error.reason or error)
+            self.server_state.log("TLS with a client failed: %s", error.reason or error)
             self.transport.close()
         self.gathering.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_asked:  # bytes that come with the head are no progress yet
+        if self._is_asked:  # bytes that arrive with the head do not count as progress
             now = self.loop.time()
             self._progresses_until = min(max(self._progresses_until, now) + len(data) / self.rate, now + self.credit)
         super().data_received(data)
@@ -182,8 +186,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that closed its sending side as disconnected. Only a write would show whether it still reads."""
-        self.gathering.flush()  # asyncio closes after this
+        """Treat a client that closes its sending side as disconnected. Only a write could show whether it still reads."""
+        self.gathering.flush()  # asyncio closes the transport after this call
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -202,14 +206,14 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def _is_asked(self) -> bool:
-        """Whether a request has begun, and its answer has not ended."""
+        """Whether a request has begun and its answer has not ended."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def waits(self) -> bool:
-        """Whether the connection waits for its client: for a head, for the next request, or for the rest of a body."""
+        """Whether the connection waits for its client to send a head, the next request, or the rest of a body."""
         if self.flow.write_paused:
-            return False  # the client has not taken the last answer
+            return False  # the client has not read the whole last answer
         if not self._is_asked:
             return True
         return self.cycle.more_body and not self.cycle.response_started and not self.flow.read_paused
@@ -246,7 +250,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._write_timer = self.loop.call_later(self.patience, self._check_progress, left)
 
     def _check_progress(self, before: int) -> None:
-        """Close the connection if the client has taken too few bytes. before: how many bytes waited to be sent earlier."""
+        """Close the connection if the client reads too slowly. before: bytes that were unsent `patience` seconds ago."""
         if before - self.transport.get_write_buffer_size() < self.patience * self.rate:
             self.transport.abort()
         else:
@@ -258,15 +262,15 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._write_timer = None
 
 
-# ---- The names of an answer's headers, spelt as llama-server spells them: `Content-Type`. -------------------------------
+# ---- The header names of answers, spelt like llama-server's: `Content-Type`. --------------------------------------------
 #
-# HTTP ignores their case, but scripts that search an answer's head know one spelling only.
+# HTTP ignores the case of these names, but scripts that search the head of an answer know only one spelling.
 
 IRREGULAR = {b"etag": b"ETag", b"www-authenticate": b"WWW-Authenticate"}
 
 
 class Spelling:
-    """Writes each word of a header's name with a capital letter, as `Content-Type`; `IRREGULAR` has the exceptions."""
+    """Capitalises each word of a header's name, as in `Content-Type`. `IRREGULAR` has the exceptions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

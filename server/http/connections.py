@@ -1,10 +1,10 @@
-"""The open connections of a server: a few are accepted at a time, up to a limit, and the longest waiting are closed first.
+"""The open connections of a server. Their number is limited. If there are too many, idle ones are closed.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
-                              +--- closed, the one that has waited longest first, when all places are taken
+                              +--- closed when the limit is reached, the longest waiting connection first
 
-A fixed time limit for waiting would be too long for a full server, or too short for a server with free places.
+A fixed time limit for waiting would be too long for a full server, or too short for a server with few connections.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from .ports import listen_at
 from .tls import tls_context
 
 logger = logging.getLogger("slotcache")
-MOST = 2048  # connections; each takes some 40 KiB (55 under TLS), and up to 128 KiB with a body that stops
+MOST = 2048  # connections; each takes about 40 KiB (55 under TLS), and up to 128 KiB with an incomplete body
 LEAST = 8
-KEPT = 64  # the least descriptors for other uses: files of the cache and the index, pipes, the engine's devices
-SELDOM = 60.0  # s between two lines about one shortage
+KEPT = 64  # the fewest file descriptors left for other uses: the cache, the index, pipes, the engine's devices
+SELDOM = 60.0  # s between two log lines about the same shortage
 
 
 class WaitingConnection(Protocol):
     @property
     def may_end(self) -> bool:
-        """Whether closing the connection loses nothing: no answer is open, and no body makes progress."""
+        """Whether the connection may be closed without a loss: no answer is open, and no body makes progress."""
         ...
 
     def end(self) -> None: ...
 
 
 class Connections(ServerState):
-    """uvicorn's shared state of all connections, with a limit on their number. Used on the event loop alone.
+    """uvicorn's shared state of all connections, with a limit on their number. For the event loop only.
 
-    most: the most connections that may be open. arriving: accepted connections that uvicorn has not yet put into
-    `connections`. tls: the TLS context of all connections; None: plain HTTP.
+    most: the most connections that may be open.
+    arriving: accepted connections that uvicorn has not yet put into `connections`.
+    tls: the TLS context of all connections. None for plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
         super().__init__()
         self.most, self.tls, self.arriving = most, tls, set[object]()
-        self._waiting: OrderedDict[WaitingConnection, None] = OrderedDict()  # the one that has waited longest first
+        self._waiting: OrderedDict[WaitingConnection, None] = OrderedDict()  # the longest waiting first
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
@@ -74,18 +75,18 @@ class Connections(ServerState):
     def make_room(self) -> bool:
         """Close waiting connections until there is room for a new one.
 
-        False: there is no room, as all connections are at work.
+        Return False if there is no room because all connections are at work.
         """
         while self.are_full:
             if not self.end_one():
                 if not self.arriving:
-                    self.log("all %d connections are at work: a new one waits until one of them ends", self.most)
+                    self.log("all %d connections are at work: a new connection waits until one of them ends", self.most)
                 return False
-            self.log("%d connections are open, the most: those that wait longest for their clients are closed", self.most)
+            self.log("all %d connections are open: the longest idle ones are closed for new ones", self.most)
         return True
 
     def end_one(self) -> bool:
-        """Close the connection that has waited longest for its client. False: no connection may be closed."""
+        """Close the connection that has waited longest for its client. Return False if no connection may be closed."""
         for _ in range(len(self._waiting)):
             connection, _ = self._waiting.popitem(last=False)
             if connection.may_end:
@@ -96,7 +97,7 @@ class Connections(ServerState):
         return False
 
     def log(self, line: str, *figures: object) -> None:
-        """Log a line about a shortage. The same line is logged once a minute at most."""
+        """Log a line about a shortage, but the same line at most once a minute."""
         now = time.monotonic()
         if now >= self._logged.get(line, now):
             self._logged[line] = now + SELDOM
@@ -104,9 +105,9 @@ class Connections(ServerState):
 
 
 def most_connections(descriptors: int = 1) -> int:
-    """Return how many connections a process may have, well below its limit of file descriptors (`ulimit -n`).
+    """Return how many connections a process may have. This leaves a share of its file descriptors (`ulimit -n`) free.
 
-    descriptors: the number of file descriptors that each connection takes.
+    descriptors: the number of file descriptors of each connection.
     """
     try:
         import resource
@@ -118,17 +119,17 @@ def most_connections(descriptors: int = 1) -> int:
     return max(min((limit - max(limit // 4, KEPT)) // descriptors, MOST), LEAST)
 
 
-# ---- Accepts new connections, a few at a time, and no more than there is room for. --------------------------------------
+# ---- Accepts new connections, a few at a time, and only if there is room. -----------------------------------------------
 #
-# asyncio accepts up to 2,048 at once, before it reads a byte of an open connection. Where descriptors run out, it logs a
-# traceback for each and pauses for a second.
+# asyncio would accept up to 2,048 connections before it reads from an open connection. If the process runs out of file
+# descriptors, asyncio logs a traceback for each new connection and pauses for a second.
 
-AT_ONCE = 16  # connections that are accepted before the open ones have their turn
-PAUSE = 0.05  # seconds until the next attempt if no connection could be accepted
+AT_ONCE = 16  # connections that are accepted before open connections have their turn
+PAUSE = 0.05  # seconds until the next attempt if no connection can be accepted
 
 
 class ConnectionListener:
-    """Accepts connections from a listening socket. make: makes the asyncio protocol of a new connection."""
+    """Accepts connections on a listening socket. make: makes the asyncio protocol of a new connection."""
 
     def __init__(self, listening: socket.socket, connections: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._socket, self._connections, self._make = listening, connections, make
@@ -150,16 +151,16 @@ class ConnectionListener:
     def _take(self) -> None:
         for number in range(AT_ONCE):
             if number and self._connections.are_full:
-                return  # only the first connection certainly exists, so no room is made for others
+                return  # make room only for the first connection: no other is certain to wait
             if not self._connections.make_room():
                 self._wait()
                 return
             try:
                 taken, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # nobody else waits, or the client has disconnected
-            except OSError as error:  # no descriptor is free, or no memory of the system
-                self._connections.log("a new connection cannot be taken now: %s (ulimit -n)", error)
+                return  # no more connections wait, or the client has disconnected
+            except OSError as error:  # the process has no free descriptor, or the system no memory
+                self._connections.log("a new connection cannot be accepted now: %s (ulimit -n)", error)
                 self._connections.end_one()
                 self._wait()
                 return
@@ -173,10 +174,10 @@ class ConnectionListener:
         self._taking.discard(taking)
         self._connections.arriving.discard(made)
         if not taking.cancelled() and (error := taking.exception()):
-            self._connections.log("a new connection could not be made: %r", error)
+            self._connections.log("a new connection could not be opened: %r", error)
 
     def _wait(self) -> None:
-        """Accept nothing for a moment: the system queues new connections."""
+        """Accept nothing for `PAUSE` seconds. Meanwhile the system queues new connections."""
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE, self._listen)
 
@@ -184,10 +185,11 @@ class ConnectionListener:
 class ListeningServer(uvicorn.Server):
     """uvicorn with a limit on its connections, TLS and socket files.
 
-    Its config needs `loop="asyncio"`: other event loops accept connections themselves.
+    Its config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError for TLS
+    files that cannot be used.
 
-    most: the most connections that may be open. settings: these name the addresses, socket files and TLS files. Raises
-    SettingsError for TLS files that cannot be used.
+    most: the most connections that may be open.
+    settings: name the addresses, socket files and TLS files.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
@@ -197,16 +199,16 @@ class ListeningServer(uvicorn.Server):
         self._listeners: list[ConnectionListener] = []
 
     async def listening(self) -> list[str]:
-        """Wait until the server listens, and return its `addresses`; an empty list if the server ends first."""
+        """Wait until the server listens, and return its `addresses`. The list is empty if the server ends first."""
         while not (self.started or self.should_exit):
             await asyncio.sleep(0.01)
         return self.addresses if self.started else []
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of the server as the settings name them. Socket files are last, as `unix:PATH`.
+        """The server's URLs with the hosts of the settings, then its socket files as `unix:PATH`.
 
-        With port 0 the addresses have the port that the system chose.
+        If the settings give port 0, the URLs have the IP addresses and the port that the system chose.
         """
         scheme = "https" if self._connections.tls else "http"
         places = [(name, self._settings.port) for name in self._settings.hosts]
@@ -235,7 +237,7 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        uvicorn raises each captured signal again at the end; this server raises only the first.
+        At its end uvicorn raises all captured signals again. This server raises only the first.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

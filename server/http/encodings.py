@@ -1,7 +1,7 @@
-"""Encodings of bodies (`Content-Encoding`): gzip, deflate and zstd, unpacked piece by piece.
+"""Decompresses bodies with a `Content-Encoding` of gzip, deflate or zstd, piece by piece.
 
-    packed     [member 1][member 2]   `BITE` bytes in at a time, at most `PIECE` bytes out: a kilobyte may hold gigabytes,
-    unpacked   [piece][piece][pie     and the caller decides whether to ask for the next piece
+    packed     [member 1][member 2]   A step reads up to `BITE` bytes and returns at most `PIECE` bytes. A kilobyte may
+    unpacked   [piece][piece][pie     unpack to gigabytes, so the caller decides whether to go on to the next piece.
 
 A body is one member, or several in a row (`cat a.gz b.gz`, or several frames of zstd), and nothing else.
 """
@@ -23,14 +23,16 @@ else:
     from backports import zstd
 
 PIECE, BITE = 256 << 10, 64 << 10  # bytes
-MOST_MEMBERS = 1024  # each costs more than its bytes
-WINDOW_LOG = 23  # a stream of zstd may refer 8 MiB back, the most that senders may expect (RFC 9659)
+MOST_MEMBERS = 1024  # each member takes time in addition to that of its bytes
+WINDOW_LOG = 23  # zstd data may refer up to 8 MiB back, the most that senders may rely on (RFC 9659)
 
 
 class Stream(Protocol):
-    """Unpacks one member. eof: whether the member has ended. unused_data: input after the member's end.
+    """Unpacks one member.
 
-    needs_input: whether `decompress` needs more input to return more.
+    eof: whether the member has ended.
+    unused_data: input after the member's end.
+    needs_input: whether `decompress` can return more only after more input.
     """
 
     @property
@@ -43,7 +45,7 @@ class Stream(Protocol):
 
 
 class Inflating:
-    """A stream of zlib that keeps the input it has not unpacked yet, as zstd's streams do."""
+    """A zlib stream that stores the rest of its input, as zstd's streams do."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
@@ -69,7 +71,7 @@ def _gzip(packed: bytes) -> Stream:
 
 
 def _deflate(packed: bytes) -> Stream:
-    """Begin a stream that has zlib's frame, as the standard demands, or has none, as some clients send it."""
+    """Return a stream for deflate. The standard demands zlib's frame around the data, but some clients omit it."""
     is_framed = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] << 8 | packed[1]) % 31 == 0
     return Inflating(zlib.MAX_WBITS if is_framed else -zlib.MAX_WBITS)
 
@@ -83,9 +85,9 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 
 
 def encoding_of(headers: Headers) -> str:
-    """Return the encoding of a request's body; empty: the body is not packed.
+    """Return the encoding of a request's body. Empty if the body is not compressed.
 
-    Raises RequestError 415 for an unknown encoding.
+    Raises RequestError 415 for an unsupported encoding, and for several.
     """
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]
@@ -93,7 +95,7 @@ def encoding_of(headers: Headers) -> str:
         return ""
     if len(names) > 1 or names[0] not in STREAMS:
         wanted = f"expected one of {', '.join(STREAMS)}, or none"
-        message = f"Content-Encoding: {', '.join(given)[:80]} is not read: {wanted}"
+        message = f"Content-Encoding: {', '.join(given)[:80]} is not supported: {wanted}"
         raise RequestError(message, status=415, headers={"Accept-Encoding": ", ".join(STREAMS)})
     return names[0]
 
@@ -106,7 +108,7 @@ class Unpacking:
         self._stream, self._num_members = STREAMS[encoding](packed), 1
 
     def piece(self) -> bytes:
-        """Return the next unpacked bytes, at most `PIECE`; empty at the end. Raises RequestError 400 for a damaged body."""
+        """Return the next unpacked bytes, at most `PIECE`. Empty at the end. Raises RequestError 400 for a damaged body."""
         if not self._packed:
             return b""
         try:
@@ -131,12 +133,12 @@ class Unpacking:
         if self._stream.eof:
             self._given -= len(self._stream.unused_data)
         elif not unpacked and self._given == len(self._packed):
-            raise self._wrong("it ends before its end: it was cut")
+            raise self._wrong("it is incomplete: its end is missing")
         return unpacked
 
     def _begin_member(self) -> None:
         if self._encoding == "deflate":
-            raise self._wrong(f"it goes on behind its end, at byte {self._given:,}")
+            raise self._wrong(f"it continues after its end, at byte {self._given:,}")
         self._num_members += 1
         if self._num_members > MOST_MEMBERS:
             raise self._wrong(f"it has more than {MOST_MEMBERS:,} members")

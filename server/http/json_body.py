@@ -1,4 +1,4 @@
-"""Checks that a JSON body is Unicode and that it has no more elements than fit into any context."""
+"""Checks that a JSON body is valid Unicode and does not have more elements than any context can hold."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from msgspec import Raw
 
 from .api_errors import RequestError
 
-MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a body; decoding stops all other threads, for 0.1 s at this size
-MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # a name and a value for each comma and each bracket
+MAX_COMMAS, MAX_BRACKETS = 1 << 20, 1 << 18  # of a body; decoding so many stops all other threads for 0.1 s
+MAX_TEXTS = 2 * (MAX_COMMAS + MAX_BRACKETS)  # quotes: each comma or bracket may bring a name and a value
 ELEMENTS = {"commas": ((b",",), MAX_COMMAS), "brackets": ((b"[", b"{"), MAX_BRACKETS), "texts": ((b'"',), MAX_TEXTS)}
-WINDOW = 256 << 10  # bytes that are searched at a time: other threads wait meanwhile
+WINDOW = 256 << 10  # bytes of one search, during which other threads wait
 
 
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
-    """Refuse JSON texts with more elements (lists, objects, numbers, strings) than fit into any context.
+    """Raise RequestError 413 if JSON texts have more elements (lists, objects, numbers, strings) than fit into any context.
 
-    what: the name of the texts in the error's message. param: the error's `param`. A string is one element. So a string that
-    is decoded as JSON, such as a call's arguments, needs a check of its own. Raises RequestError 413.
+    A string is one element here. A string that is itself decoded as JSON, such as a call's arguments, needs its own check.
+
+    what: the name of the texts in the error's message.
+    param: the error's `param`.
     """
     if sum(map(len, texts)) <= MAX_BRACKETS or _is_small(_count(texts)):
         return
@@ -32,7 +34,7 @@ def check_elements(*texts: bytes, what: str = "the body", param: str | None = No
 
 
 def _count(texts: Iterable[bytes]) -> Counter[str]:
-    """Count the elements of texts, until they are too many."""
+    """Count the elements of texts. Stop once there are too many."""
     found = Counter[str]()
     for text in texts:
         found.update({name: sum(map(text.count, marks)) for name, (marks, _) in ELEMENTS.items()})
@@ -46,34 +48,34 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON without its strings, in pieces of about 256 KiB. A quote replaces each string within a piece."""
+    """Yield JSON in pieces of about 256 KiB in which a quote replaces each string."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
         window = (cut + text[start : start + WINDOW]).replace(rb"\\", b"").replace(rb"\"", b"")
-        cut = b"\\" if window.endswith(b"\\") else b""  # it may escape a quote
+        cut = b"\\" if window.endswith(b"\\") else b""  # it may escape the first quote of the next window
         parts = window.split(b'"')
         yield b'"'.join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
 
 
-# ---- Unicode: other bodies are mended if the repair is clear, and refused otherwise. ------------------------------------
+# ---- Unicode: invalid bodies are repaired if the repair is clear, and refused otherwise. --------------------------------
 
-MARK = b"\xef\xbb\xbf"  # the byte-order mark, with which some programs begin a file
-MOST_LEVELS = 8  # of a field's path in an error: each level is one more search
+MARK = b"\xef\xbb\xbf"  # the byte-order mark that some programs write at the start of a file
+MOST_LEVELS = 8  # of a field's path in an error; each level takes one more search
 LONGEST_PATH = 80  # characters
 
 _HIGH, _LOW = (rb"\\u[dD]%b[0-9a-fA-F]{2}" % half for half in (rb"[89abAB]", rb"[c-fC-F]"))
 LONE = re.compile(rb"%b(?!%b)|%b(?<!%b%b)" % (_HIGH, _LOW, _LOW, _HIGH, _LOW))
-"""Half of a surrogate pair, as an escape, without the other half beside it."""
+"""Matches the escape of one half of a surrogate pair if the other half is not next to it."""
 LONGEST = len(rb"\ud83d\ude00")
 
 
 def as_unicode(body: bytes) -> bytes:
     """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
 
-    JavaScript makes such halves when it cuts a text, and sends them as escapes. Raises RequestError for bytes that are no
-    UTF-8; the error names the first such byte, and its field.
+    JavaScript creates lone halves when it cuts a text, and sends them as escapes. Raises RequestError for bytes that are not
+    UTF-8. The error names the first wrong byte and its field.
     """
     text = body.removeprefix(MARK)
     if not text.isascii():
@@ -82,26 +84,26 @@ def as_unicode(body: bytes) -> bytes:
         except UnicodeDecodeError as error:
             field, at = _field_of_no_text(text), error.start
             where = f"byte {at + len(body) - len(text):,} of the body{f', in {field},' if field else ''}"
-            message = f"{where} is 0x{text[at]:02x}, which is no UTF-8 there: send UTF-8"
+            message = f"{where} is 0x{text[at]:02x}, which is not valid UTF-8 there: send UTF-8"
             raise RequestError(message, param=field or None, code="malformed_json") from None
     return whole_characters(text)
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON text of the same length, in which U+FFFD replaces each lone half of a surrogate pair."""
+    """Return JSON text with U+FFFD in place of each lone half of a surrogate pair. The length stays the same."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
-    escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # so each backslash begins an escape
+    escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # in `escapes`, each backslash begins an escape
     for start in range(0, len(text), WINDOW):
         for found in LONE.finditer(escapes, start, start + WINDOW + LONGEST):
-            if found.start() < start + WINDOW:  # the search saw what follows it
+            if found.start() < start + WINDOW:  # the search also saw the text after this match
                 whole = whole or bytearray(text)
                 whole[found.start() : found.start() + 6] = rb"\ufffd"
     return bytes(whole) or text
 
 
 def _field_of_no_text(body: bytes) -> str:
-    """Return the path of the first value that is not UTF-8, such as `messages[1].content`; empty if it is unknown."""
+    """Return the path of the first value that is not UTF-8, such as `messages[1].content`. Empty if it is unknown."""
     path, value = "", body
     for _ in range(MOST_LEVELS):
         inner = _inner(value)
@@ -113,7 +115,10 @@ def _field_of_no_text(body: bytes) -> str:
 
 
 def _inner(value: bytes) -> dict[str, bytes]:
-    """Return the values in an object or a list, by the step of a path that leads to each. Empty if a name is not UTF-8."""
+    """Return the values in an object or a list, each with its step in a path (`.name` or `[1]`).
+
+    Empty if the value is neither, or if it cannot be decoded.
+    """
     try:
         if value.lstrip()[:1] == b"[":
             return {f"[{at}]": bytes(one) for at, one in enumerate(msgspec.json.decode(value, type=list[Raw]))}

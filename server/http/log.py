@@ -22,13 +22,13 @@ from .api_errors import RequestError, refusal
 
 # ---- The log of a command: lines of text or of JSON, on stderr or in a file. --------------------------------------------
 
-FIELDS = "fields"  # a record's attribute with values for programs, in addition to the message
-MAX_WAITING = 10_000  # lines; more are dropped, so that nothing waits for a stopped reader
-LAST_LINES = 2.0  # seconds for them when the process ends
+FIELDS = "fields"  # the attribute of a log record with values for programs, in addition to the message
+MAX_WAITING = 10_000  # unwritten lines; more are dropped, so that the server never waits for a stopped reader
+LAST_LINES = 2.0  # seconds for the last lines when the process ends
 
 
 class TextLines(logging.Formatter):
-    """Formats a record of the log as text: the time, the message, and the id of the request that it is about."""
+    """Formats a log record as text: the time, the message, and the id of the request if the record has one."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
@@ -39,7 +39,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record of the log as a JSON object: time, level, logger, message, and the record's own fields."""
+    """Formats a log record as a JSON object: time, level, logger, message, and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -90,11 +90,15 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(line)
                 self._stream.flush()
             except (OSError, ValueError):
-                return  # the reader has gone
+                return  # nobody reads the stream any more
 
 
 def configure(form: str, path: str, verbose: bool) -> None:
-    """Set up the log, unless there is one. form: a key of `FORMATS`. path: the log's file; empty: stderr. Raises OSError."""
+    """Set up the log if there is none yet. Raises OSError.
+
+    form: a key of `FORMATS`.
+    path: the file of the log. Empty for stderr.
+    """
     if not logging.root.handlers:
         handler = QueuedHandler(Path(path).expanduser().open("a", encoding="utf-8") if path else sys.stderr)
         handler.setFormatter(FORMATS[form]())
@@ -104,25 +108,25 @@ def configure(form: str, path: str, verbose: bool) -> None:
 
 logger = logging.getLogger("slotcache.requests")
 HEADER = "X-Request-Id"
-MAX_ID = 128  # characters of an id that a client may send
-QUIET = ("/health", "/v1/health", "/metrics", "/slots", "/props")  # the page and monitoring programs ask every few seconds
-LOADING = "loading_model"  # the code of the error that these paths give while a model is loaded
-FILES = "/page/"  # a browser asks for all of them at once
-GONE = 499  # the log's status of a request whose client disconnected before its answer began
+MAX_ID = 128  # the most characters of an id from a client
+QUIET = ("/health", "/v1/health", "/metrics", "/slots", "/props")  # the page and monitors request these every few seconds
+LOADING = "loading_model"  # the error code of these paths while a model is loaded
+FILES = "/page/"  # a browser requests all files of the page at once
+GONE = 499  # the status in the log if the client disconnected before its answer began
 
 Fields = dict[str, object]
 
 
 class RequestLog:
-    """A layer around the gate and all routes that logs a line for each request.
+    """Middleware around the gate and all routes that logs a line for each request.
 
-    A route may put `account` into the request's state, a function that returns figures for the line. A connection that is
-    closed to make room for others puts `is_quiet` there: its line is logged at the level DEBUG.
+    A route may put `account` into the request's state: a function that returns figures for the line. A connection that is
+    closed to make room for new ones puts `is_quiet` into the state. The line is then logged at level DEBUG.
 
-    At shutdown, uvicorn cancels requests after its grace time. They get 503 from this layer; uvicorn itself would answer
-    500.
+    At shutdown, uvicorn cancels requests after its grace time. This layer answers them with 503, where uvicorn itself would
+    answer 500.
 
-    The log has no text of prompts and answers. A line has the path, in which the client may name a stored answer.
+    The log contains no text of prompts or answers. But it contains the path, which may have the id of a stored answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -157,7 +161,7 @@ class RequestLog:
 
 
 def _given(headers: Headers) -> str | None:
-    """Return the client's id for its request, if the id is fit for a line of the log."""
+    """Return the id that the client gave to its request, if the id is suitable for a line of the log."""
     id = headers.get(HEADER, "")
     return id if 0 < len(id) <= MAX_ID and id.isascii() and id.isprintable() else None
 
@@ -179,5 +183,5 @@ def _write(scope: Scope, status: int, seconds: float) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text with escapes for unprintable characters, so that a client's text cannot forge a line of the log."""
+    """Return a text with escapes for unprintable characters, so that a client cannot forge lines of the log."""
     return text if text.isprintable() else repr(text)

@@ -1,4 +1,4 @@
-"""Checks whether the addresses of a server are free, finds the process that has a taken port, and opens socket files."""
+"""Checks whether the addresses of a server are free, finds the process that uses a port, and opens socket files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ..config.settings import Settings
 
-LISTENS = "0A"  # a socket's state in /proc/net/tcp
-MOST_TRIED = 100  # ports after a taken one
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+MOST_TRIED = 100  # ports to try after a port in use
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen at its addresses, with a remedy; "" if it can, or if the reason is unknown."""
+    """Return why a server cannot listen at its addresses, and a remedy. Empty if it can, or if the reason is unknown."""
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 
@@ -34,7 +34,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 
 
 def _error_of(host: str, port: int) -> int:
-    """Return the number of the error that occurs when one listens on a port; 0 if none occurs."""
+    """Try to listen on a port. Return the number of the error, or 0 if there is none."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -43,7 +43,7 @@ def _error_of(host: str, port: int) -> int:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(address)
                 probe.listen(1)
-    except (socket.gaierror, UnicodeError):  # no such name
+    except (socket.gaierror, UnicodeError):  # the host name is unknown
         return errno.EADDRNOTAVAIL
     except OSError as error:
         return error.errno or 0
@@ -51,13 +51,13 @@ def _error_of(host: str, port: int) -> int:
 
 
 def _free_after(hosts: Sequence[str], port: int) -> int:
-    """Return the first free port after a taken one; the next port if none is found."""
+    """Return the first free port after `port`. If none is found, return the next port."""
     some = range(port + 1, min(port + MOST_TRIED, 65536))
     return next((one for one in some if not any(_error_of(host, one) for host in hosts)), port + 1)
 
 
 def _owner(port: int) -> str:
-    """Return the process that listens on a port; "" if this user may not see it or the system has no /proc."""
+    """Return the process that listens on a port. Empty if this user may not see it or the system has no /proc."""
     wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
     for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
         with suppress(OSError):
@@ -85,31 +85,32 @@ def _why_no_files(paths: Sequence[str]) -> str:
 
 
 def _why_no_file(file: Path) -> str:
-    """Return why no server can listen on a socket file; "" if one can.
+    """Return why a server cannot listen on a socket file. Empty if it can.
 
-    The file of a server that has ended can be used again.
+    A file that an earlier server left can be used again.
     """
     if not hasattr(socket, "AF_UNIX"):
         return "this platform has no socket files"
     if not os.access(file.parent, os.W_OK | os.X_OK):
-        return f"{file.parent} is no folder that this user may write to"
+        return f"{file.parent} is not a folder that this user may write to"
     if file.exists() and not file.is_socket():
-        return "it is no socket: expected a name that is free"
+        return "the file is not a socket: expected an unused name"
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(file))
         except (FileNotFoundError, ConnectionRefusedError):
             return ""
-        except OSError as error:  # its path is too long, for example
+        except OSError as error:  # such as a path that is too long
             return error.strerror or str(error)
-    return "another server listens there: expected a name that is free"
+    return "another server listens there: expected an unused name"
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:
-    """Return a socket that listens on a socket file. The file of an ended server is replaced. Raises OSError.
+    """Return a socket that listens on a socket file. A file at the path is replaced. Raises OSError.
 
-    backlog: the number of connections that the system queues. Users who may write to the file may connect. The umask decides
-    who may write.
+    Users who may write to the file may connect. The umask decides who may write to it.
+
+    backlog: how many new connections the system queues.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -1,8 +1,9 @@
 """Decides by API key, host name and origin who may send requests.
 
-The key keeps other people out. The two other checks are for browsers, in which any web page may send requests to localhost.
-A page may make a name of its site resolve to this machine (DNS rebinding); the `Host` header shows that name. Or a page may
-send a request to another origin than its own; the `Origin` header shows its own. Programs send no Origin and need none.
+The API key keeps other people out. The other two checks protect against web pages, because a page in a browser can send
+requests to localhost. A page may make a name of its site resolve to this machine (DNS rebinding), and the `Host` header then
+shows that name. Or a page may send a request to an origin other than its own, and the `Origin` header then shows the page's
+origin. Programs send no Origin, and need none.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .api_errors import RequestError, refusal
 from .threads import note_client
 
 # ---- Keys ---------------------------------------------------------------------------------------------------------------
-# The API keys of a server, from its command line and from a file; and who may ask a server without keys.
+# The API keys of a server, from its command line and from a file. A warning if a server without keys is open to a network.
 
 
 class Keys:
-    """The API keys of a server. The time that a check takes reveals neither a key nor which key fits.
+    """The API keys of a server. A server without keys admits all requests.
 
-    A server without keys admits all requests.
+    The duration of a check reveals neither a key nor which key matches.
     """
 
     def __init__(self, keys: frozenset[str]) -> None:
@@ -42,8 +43,8 @@ class Keys:
     def of(cls, settings: Settings) -> Keys:
         """Return the keys from --api-key and --api-key-file.
 
-        Raises SettingsError if one of them is given but has no key. So a script whose variable is empty does not start
-        a server that is open to all.
+        Raises SettingsError if one of the flags is given without a key. Otherwise a script with an empty variable would
+        start a server that is open to everyone.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -51,26 +52,26 @@ class Keys:
             ("--api-key-file", "api_key_file", settings.api_key_file.strip()),
         ):
             if settings.is_given(name) and not holds:
-                without = f"leave out the flag and SLOTCACHE_{name.upper()} for a server that anyone may ask"
-                raise SettingsError(f"{flag} is given, and holds nothing: expected a key, or several; {without}")
+                without = f"leave out the flag and SLOTCACHE_{name.upper()} for a server that anyone may use"
+                raise SettingsError(f"{flag} is given but empty: expected one or more keys; {without}")
         return cls(given | _keys_in(settings.api_key_file) if settings.api_key_file else given)
 
     def admit(self, headers: Headers) -> bool:
-        """Return whether a request may pass: it carries a key of this server, or the server has no keys."""
+        """Return whether a request may pass: it carries one of the server's keys, or the server has none."""
         return not self._digests or bool(self.used(headers))
 
     def used(self, headers: Headers) -> bytes:
-        """Return the key of this server that a request carries; empty: the request carries none."""
+        """Return the server's key that a request carries. Empty if it carries none."""
         known = [key for key in _presented(headers) if self._has(key)]
         return known[0] if known else b""
 
     def _has(self, key: bytes) -> bool:
         presented = _digest(key)
-        return any([secrets.compare_digest(presented, digest) for digest in self._digests])  # a list: all are compared
+        return any([secrets.compare_digest(presented, digest) for digest in self._digests])  # a list: compares all
 
 
 def open_to(settings: Settings) -> str:
-    """Return a warning about who may use a server without keys; empty: only this machine may, or the server has keys."""
+    """Return a warning about who may use the server. Empty if the server has keys, or if only this machine can reach it."""
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -79,7 +80,7 @@ def open_to(settings: Settings) -> str:
     where = "any address of this machine" if any(map(_is_any, far)) else " or ".join(far)
     return (
         f"NO API KEY: everyone who can reach {where} over a network may use this server, read and delete what it stores, "
-        "and see its settings. Set --api-key, or --host 127.0.0.1 for programs of this machine alone"
+        "and see its settings. Set --api-key, or --host 127.0.0.1 to serve only programs on this machine"
     )
 
 
@@ -99,9 +100,9 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys that a request carries, in the headers of OpenAI's, llama-server's and Anthropic's clients.
+    """Return the keys in a request's headers, as clients of OpenAI, llama-server and Anthropic send them.
 
-    llama-server's clients may send a key without the word Bearer.
+    A client of llama-server may send a key without the word Bearer.
     """
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
@@ -117,20 +118,20 @@ def _keys_in(path: str) -> frozenset[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--api-key-file {path} cannot be read: {error}") from None
     if not (keys := frozenset(line for line in lines if line and not line.startswith("#"))):
-        raise SettingsError(f"--api-key-file {path} holds no key: expected one a line")
+        raise SettingsError(f"--api-key-file {path} has no key: expected one key a line")
     return keys
 
 
-# ---- Web pages of other origins: which may ask, and the headers that tell their browsers (CORS). ------------------------
+# ---- Web pages of other origins: which may send requests, and the headers that tell browsers so (CORS). -----------------
 
 ANY, LOCAL = "*", "localhost"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
-READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read in addition to the usual ones
+READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read, beyond those that it always may
 
 
 class Origins:
-    """The origins in --cors-origins. `localhost` stands for all names and addresses of loopback, at any port."""
+    """The origins in --cors-origins. The entry `localhost` means that name and all loopback addresses, at any port."""
 
     def __init__(self, settings: Settings) -> None:
         self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
@@ -148,7 +149,7 @@ class Origins:
 class CrossOrigin(CORSMiddleware):
     """Answers browsers' preflights, and marks the answers that a page of another origin may read (CORS).
 
-    A page may send any header that its browser asks for. This layer comes before `Gate`, as a preflight has no key.
+    A page may send any header that its preflight lists. This layer comes before `Gate`, since a preflight has no key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
@@ -166,7 +167,7 @@ class CrossOrigin(CORSMiddleware):
         return self._origins.allow(origin)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer a preflight. The answer names headers that a page may send even if the preflight asks for none."""
+        """Answer a preflight. If it lists no headers, the answer names the headers that a page usually sends."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
         return response
@@ -181,24 +182,24 @@ def _is_local(origin: str) -> bool:
 
 
 def guards(settings: Settings) -> list[Middleware]:
-    """Return the layers that check who sends a request, the outermost layer first. Raises SettingsError."""
+    """Return the middleware that checks who sends a request, the outermost layer first. Raises SettingsError."""
     origins = Origins(settings)
     cross_origin = [Middleware(CrossOrigin, origins=origins)] if origins else []
     return [*cross_origin, Middleware(Gate, settings=settings, keys=Keys.of(settings), origins=origins)]
 
 
-OPEN_PATHS = ("/health", "/v1/health")  # they reveal nothing, and probes use any address
+OPEN_PATHS = ("/health", "/v1/health")  # without checks: they reveal nothing, and probes may use any host name
 PAGE = re.compile("/|/page/.*")  # the page's files are public, and the page itself asks for the key
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request needs no check: it only reads a path in OPEN_PATHS."""
+    """Return whether a request is not checked: a GET or HEAD of a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
 class Gate:
-    """Refuses requests with 401, 403 or 415 before they reach a route. A request that `is_open` is not checked."""
+    """Refuses requests with 401, 403 or 415 before they reach a route, except requests for which `is_open` is true."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins
@@ -246,9 +247,9 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Refuse requests from pages of other origins.
+        """Raise RequestError for a request from a page of another origin.
 
-        A GET or HEAD without Origin may pass, since no page can read its answer.
+        A GET or HEAD without Origin may pass, since no page of another origin can read its answer.
         """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:
@@ -257,9 +258,9 @@ class Gate:
             foreign = not self._may_ask(origin, host)
         if foreign:
             page = "other sites" if origin is None else origin[:80]
-            raise RequestError(f"pages of {page} may not ask: --cors-origins names origins that may", status=403)
-        # Before a page sends JSON or bytes to another origin, its browser asks the server (a preflight); before text and
-        # forms it does not. So a page must send JSON or bytes. Programs need not: `curl -d` declares a form and sends JSON.
+            raise RequestError(f"pages of {page} may not send requests: --cors-origins can allow them", status=403)
+        # A browser sends a preflight before a page's JSON or bytes to another origin, but none before text or forms. So a
+        # page must send JSON or bytes. Programs need not: `curl -d` sends JSON but declares it as a form.
         kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if (origin or site) and kind not in (JSON, BYTES) and not kind.endswith("+json"):
             raise RequestError(f"the body is {kind[:80]}: expected {JSON} from a page", status=415)
@@ -270,7 +271,7 @@ class Gate:
 
 
 def names(host: str) -> frozenset[str]:
-    """Return the host names by which clients may call a server that listens on `host`."""
+    """Return the host names that clients may use for a server that listens on `host`."""
     usual = {"localhost", host.strip("[]").lower()}
     return frozenset(usual | {socket.gethostname().lower()} if _is_wildcard(host) else usual)
 

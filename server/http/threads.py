@@ -1,12 +1,12 @@
 """Threads for work that takes processor time, and a thread for work that only waits for a disk or the engine.
 
-    client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds its next call of `give_way` passes
-    client b   [b1]                the turn to the first piece of the next client, and queues this piece last among its
-    turns      a1 b1 a2 b1 a3 ...  own client's.
+    client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds, its next call of `give_way` passes
+    client b   [b1]                the turn to the next client's first piece. The interrupted piece goes to the end of its
+    turns      a1 b1 a2 b1 a3 ...  own client's queue.
 
-So a client waits for one turn of each other client, however many pieces they have and however large these are. A piece keeps
-a thread from its first turn to its end. A client with a running piece starts another only while half the threads are free,
-so that other clients can start theirs.
+So a client waits for at most one turn of each other client, however many and however large their pieces are. A piece keeps
+its thread from its first turn to its end. A client with a started piece may start another piece only while half of the
+threads are free, so that other clients can start their work.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from .api_errors import RequestError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LARGE = 64 << 10  # bytes: prompts of bodies of this size or more are made in the thread for large ones
+LARGE = 64 << 10  # bytes: a request of this size or more takes its turns among the large requests
 TURN = 0.05  # s
-MOST_STARTED = 64  # pieces of work, each in a thread, which sleeps during the turns of others
+MOST_STARTED = 64  # pieces of work that have a thread; each thread sleeps while other pieces have the turn
 CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
-"""Who sent the current request: an address, and a key."""
+"""The sender of the current request: its address, and its API key."""
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note who sent the current request, so that its work gets the turns of this client.
+    """Note the sender of the current request, so that the request's work takes the turns of this client.
 
-    key: one of the server's own keys. With any other key, one client could pretend to be many.
+    key: a valid API key of the server, or empty. With arbitrary keys, one client could pretend to be many.
     """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. It is no `Exception`, which would count as a failure of the template."""
+    """Ends work whose result nobody waits for. An `Exception` would count as a failure of the chat template."""
 
 
 def _closed() -> RequestError:
@@ -52,10 +52,11 @@ def _closed() -> RequestError:
 
 
 class _Work(Generic[T]):
-    """Work for one client.
+    """A piece of work for one client.
 
-    started: the work has a thread. is_disconnected: the client has disconnected. ends: the time at which the work's
-    turn ends.
+    started: whether the work has a thread.
+    is_disconnected: whether the client has disconnected.
+    ends: the time at which the work's turn ends.
     """
 
     def __init__(self, turns: Turns, client: tuple[object, ...], call: Callable[[], T]) -> None:
@@ -68,14 +69,14 @@ class _Work(Generic[T]):
     def disconnect(self) -> None:
         """Note that the client has disconnected.
 
-        Waiting work never begins, and running work ends at its next `give_way`.
+        Work that has not started is dropped. Started work ends at its next `give_way`.
         """
         self.is_disconnected = True
         if self.future.cancel():
             self.turns.drop(self)
 
     def end(self, error: BaseException) -> None:
-        """End work that has not begun, with an error."""
+        """End work that has not started, with an error."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -90,17 +91,17 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has used up its time.
+    """Pass the turn on if this thread's work has used up its turn. Return when the work has the turn again.
 
-    Work calls this every few milliseconds, where it can wait. Raises Disconnected if nobody waits for the result. In a
-    thread without turns, it does nothing.
+    Work calls this every few milliseconds, at places where it can pause. Raises Disconnected if nobody waits for the
+    result. In a thread without turns, it does nothing.
     """
     if (work := getattr(_running, "work", None)) is not None:
         work.give_way()
 
 
 class Turns:
-    """Does the work of many clients in turns, one piece at a time. Any thread may use it."""
+    """Runs the work of many clients in turns, one piece at a time. Any thread may use it."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -111,7 +112,7 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue a piece of work. Its `future` gets the result."""
+        """Queue a piece of work. Its `future` gets the result. Raises RequestError 503 after `close`."""
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -122,13 +123,13 @@ class Turns:
         return work
 
     def drop(self, work: _Work) -> None:
-        """Remove work from the queue if it has not begun."""
+        """Remove work from the queue of its client."""
         with self._lock:
             if (queue := self._waiting.get(work.client)) is not None and work in queue:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return when this work has its next turn. If no other work waits, return at once."""
+        """Pass the turn on, and return when this work has the turn again. If no other work waits, return at once."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -138,9 +139,9 @@ class Turns:
         work.turn.acquire()
 
     def close(self) -> None:
-        """Cancel waiting work, end running work at its next `give_way`, and wait for its end.
+        """Drop work that has not started, and end started work at its next `give_way`. Wait until all threads have ended.
 
-        The futures of this work raise Disconnected.
+        The futures of all this work raise Disconnected.
         """
         with self._lock:
             self._closed = True
@@ -163,7 +164,7 @@ class Turns:
         self._current = work
 
     def _goes_on(self, work: _Work) -> bool:
-        """Give a piece of work its turn. False: the work needs a thread, and the system has none."""
+        """Give a piece of work its turn. Return False if it needs a thread and the system has none."""
         work.ends = perf_counter() + TURN
         if work.started:
             work.turn.release()
@@ -173,9 +174,9 @@ class Turns:
         try:
             self._threads.submit(self._do, work)
         except RuntimeError:
-            work.started = False  # so that no thread of the pool does the work, which the pool may have queued
+            work.started = False  # the pool may have queued the work, and no thread must run it
             self._started.discard(work)
-            work.end(RequestError("the system gives no more threads: try again", status=503, retry_after=1))
+            work.end(RequestError("the system has no more threads: try again", status=503, retry_after=1))
         return work.started
 
     def _pick(self) -> _Work | None:
@@ -217,10 +218,10 @@ class Turns:
 
 
 class PromptThreads:
-    """Makes prompts in threads, for the event loop. Small prompts take turns among themselves, and so do large prompts.
+    """Makes prompts in threads, for the event loop. Small and large prompts have separate turns.
 
-    room: bytes of requests that may still come, as a waiting request takes memory; only large requests are refused.
-    num_open: prompts that are being made or wait.
+    room: bytes of further requests that may wait, since a waiting request takes memory. Only large requests are refused.
+    num_open: the number of prompts that wait or are being made.
     """
 
     def __init__(self, room: int) -> None:
@@ -228,14 +229,16 @@ class PromptThreads:
         self._small, self._large = (Turns(f"{size}-prompts") for size in ("small", "large"))
 
     async def run(self, num_bytes: int, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` in a thread, and return its result. num_bytes: the size of the request.
+        """Run `work` in a thread, and return its result.
 
-        If the caller is cancelled, waiting work never starts, and running work ends at its next `give_way`. Raises
-        RequestError 503 for a large request that exceeds the room.
+        If the caller is cancelled, work that has not started is dropped, and started work ends at its next `give_way`.
+        Raises RequestError 503 for a large request that exceeds the room, and after `close`.
+
+        num_bytes: the size of the request.
         """
         is_large = num_bytes >= LARGE
         if is_large and num_bytes > self.room:
-            raise RequestError("too many large requests wait to be read: try again", status=503, retry_after=1)
+            raise RequestError("too many large requests are waiting: try again", status=503, retry_after=1)
         turns = self._large if is_large else self._small
         started = turns.submit(partial(work, *arguments, **named), CLIENT.get())
         self.num_open += 1
@@ -250,15 +253,15 @@ class PromptThreads:
             self.room += num_bytes
 
     def close(self) -> None:
-        """End running work and cancel waiting work."""
+        """End all work: see `Turns.close`."""
         for turns in (self._small, self._large):
             turns.close()
 
 
 class WaitingThread:
-    """One thread for work that only waits for a disk or for the engine. Even many such requests take only this thread.
+    """One thread for work that only waits for a disk or for the engine. Even many requests share this one thread.
 
-    If a caller is cancelled, running work goes on, and waiting work is not run. Any thread may use it.
+    If a caller is cancelled, its running work continues, but its queued work is not run. Any thread may use the object.
     """
 
     def __init__(self, name: str) -> None:
@@ -266,10 +269,7 @@ class WaitingThread:
         self._lock, self._closed = Lock(), False
 
     async def run(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Run `work` after all earlier work, and return the result of `work`.
-
-        Raises RequestError 503 once the thread is closed.
-        """
+        """Run `work` after all earlier work, and return its result. Raises RequestError 503 after `close`."""
         with self._lock:
             if self._closed:
                 raise _closed()
@@ -277,7 +277,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait until the running work has ended. Waiting work is not run."""
+        """Wait until the running work has ended. Queued work raises RequestError 503."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()

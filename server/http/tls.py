@@ -1,8 +1,8 @@
 """TLS between a socket and the HTTP parser (`--ssl-key-file`, `--ssl-cert-file`).
 
-`Connection` calls this filter between its socket and its parser, so the limits of `Connection` also hold for TLS: a
-handshake counts as a part of the head. asyncio's own TLS has other limits, keeps 256 KiB for each connection, and reports
-late that a client reads nothing.
+`Connection` uses this filter between its socket and its parser. So its limits hold for TLS, too, and a handshake counts as
+part of a request's head. asyncio's own TLS has other limits, keeps 256 KiB for each connection, and notices late that a
+client has stopped reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..config.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of the server's connections; None for plain HTTP. Raises SettingsError."""
+    """Return the TLS context of the server's connections. None for plain HTTP. Raises SettingsError."""
     files = {"--ssl-key-file": settings.ssl_key_file, "--ssl-cert-file": settings.ssl_cert_file}
     if not any(files.values()):
         return None
@@ -32,7 +32,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     context.set_alpn_protocols(["http/1.1"])
     key, certificate = (Path(path).expanduser() for path in files.values())
     try:
-        context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL would ask the terminal
+        context.load_cert_chain(certificate, key, password="")  # without `password`, OpenSSL would ask on the terminal
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise SettingsError(
@@ -49,13 +49,13 @@ class TlsFilter:
         self.context = context
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._has_met = False  # the handshake is done
+        self._has_met = False  # whether the handshake is done
 
     def received(self, data: bytes, most: int) -> Iterator[bytes]:
-        """Take bytes from the socket, and yield the bytes of HTTP, at most `most` at a time.
+        """Take bytes from the socket, and yield the decrypted bytes, at most `most` at a time.
 
-        b"" means that the client will send no more. Raises ssl.SSLError for a client that does not speak TLS, or no version
-        of it that the server accepts.
+        An empty piece means that the client will send no more. Raises ssl.SSLError if the client does not speak TLS, or
+        only versions that the server does not accept.
         """
         self._incoming.write(data)
         with suppress(ssl.SSLWantReadError):
@@ -67,7 +67,7 @@ class TlsFilter:
             yield b""
 
     def sealed(self, data: bytes | bytearray) -> bytes:
-        """Return the bytes for the socket: TLS's own messages, and the encrypted bytes of HTTP unless TLS has failed."""
+        """Return the bytes for the socket: TLS's own messages, and the encrypted `data` unless TLS has failed."""
         view = memoryview(data)
         with suppress(ssl.SSLError):
             while view:

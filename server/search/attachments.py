@@ -1,12 +1,12 @@
-"""Files that clients attach to a chat. They are read like files of --docs, and those to be searched are kept for a while.
+"""Files that clients attach to a chat. They are read like files of --docs. Files to be searched are kept for a while.
 
-Each file has its own folder, reading process and index. So nothing of a file, not even the frequency of its words, affects
-the search in another file. There are three queues, so that long work does not delay short work. In each queue the clients
+Each file has its own folder, reading process and index. So nothing in a file affects the search in another file, not even
+the frequency of its words. There are three queues, so that long work does not delay short work. In each queue the clients
 take turns:
 
     quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
-    slow    a2 ...              files that took longer: they are read again, with the time limit of a file of --docs
-    vectors a1 b1 a2 a1 ...     kept files, in the gaps between requests: a batch of documents at a time
+    slow    a2 ...              files that took longer are read again, with the time limit of a file of --docs
+    vectors a1 b1 a2 a1 ...     the vectors of kept files, a batch of documents at a time, while no request runs
 """
 
 from __future__ import annotations
@@ -45,27 +45,33 @@ from .folder import EMBEDDING, FAILED, OTHER_LANGUAGE, POLL, READY, index_folder
 from .vectors import Embedding
 
 logger = logging.getLogger("slotcache.docs")
-MOST_WAITING = 256 << 20  # bytes of files that are being read or wait; a client may have half of them
-MOST_OF_SCOPE, MOST_FILES = 16, 64  # kept files, of a scope and in total
+MOST_WAITING = 256 << 20  # bytes of files that wait or are being read; one client may have half of them
+MOST_OF_SCOPE, MOST_FILES = 16, 64  # kept files in a scope, and in total
 MOST_KEPT = 1 << 30  # bytes on disk of all kept files
-SECONDS_KEPT = 24 * 3600.0  # since the last use
-MAX_NAME = 200  # the last characters of a file's name, which are kept
-BATCH = 64  # chunks that are read from an index at a time
+SECONDS_KEPT = 24 * 3600.0  # for which a file is kept after its last use
+MAX_NAME = 200  # characters: of a longer file name, only the end is kept
+BATCH = 64  # parts of a text that are read from an index at a time
 NO_VECTORS = (np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
 
 
 class Attachment:
     """One attached file and its index, in their own folder. Any thread may use the object after `read`.
 
-    name: the file's name, without control characters. size: bytes of the file. letters, tokens: the length of its text.
-    num_bytes: bytes that the folder takes on disk. left_out: letters of the file that were dropped on purpose, by kind.
-    scope: the scope that may search a kept file. used: the time of the last use of a kept file, in monotonic seconds.
-    state: `embedding`, `ready`, or `failed` with an `error`. num_vectors: vectors that are computed so far.
-    num_embedded: documents that get a vector. embedding: the model that made the vectors; None until all are computed.
+    name: the file's name, without control characters.
+    size: bytes of the file.
+    letters, tokens: the length of the file's text.
+    num_bytes: bytes of the folder on disk.
+    left_out: letters of the file that were dropped on purpose, by kind.
+    scope: the scope that may search a kept file.
+    used: the time of the last use of a kept file, in monotonic seconds.
+    state: `embedding`, `ready`, or `failed` with an `error`.
+    num_vectors: vectors computed so far.
+    num_embedded: documents that get a vector.
+    embedding: the model that computed the vectors. None until all vectors are computed.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
-        """Write the file and an empty index to the disk. Raises OSError, sqlite3.Error."""
+        """Write the file and an empty index to disk. Raises OSError and sqlite3.Error."""
         self.id, self.name, self.size = f"file-{secrets.token_hex(12)}", name, len(data)
         self.letters = self.tokens = self.num_bytes = 0
         self.left_out: Mapping[str, int] = {}
@@ -78,7 +84,7 @@ class Attachment:
         try:
             (self._folder / "file").write_bytes(data)
             self.store = Store(self._folder / "index.db", {"chunks": f"{chunk_tokens} tokens, {STEMMER}", "vectors": ""})
-        except BaseException:  # such as a full disk, which the written part would keep full
+        except BaseException:  # if the disk is full, the written part must not keep it full
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self._reader, self._lock, self._over = FileReader(self.store.path), Lock(), Event()
@@ -88,10 +94,11 @@ class Attachment:
         return PurePosixPath(self.name).suffix.lower().removeprefix(".") or "txt"
 
     def read(self, seconds: float) -> None:
-        """Read the file in a process of its own. seconds: the most processor time that this may take.
+        """Read the file in a separate process.
 
-        Raises Unreadable, SlowError if it takes longer, or longer than any file of its size may, sqlite3.Error, and
-        EndedError after `stop`.
+        Raises Unreadable and sqlite3.Error. Raises SlowError if the time runs out, and EndedError after `stop`.
+
+        seconds: the most processor time for this. The size of the file may allow less.
         """
         with self._lock:
             if self._over.is_set():
@@ -115,16 +122,16 @@ class Attachment:
             self._measure()
 
     def parts(self) -> Iterator[FilePart]:
-        """Yield the parts of the file's text in order, each with its place in the file."""
+        """Yield the parts of the file's text in order, each with its position in the file."""
         first = 1
         while batch := self.store.parts(self.name, first, first + BATCH - 1):
             yield from batch
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the file's documents while no request runs, in the turns of this thread's client.
+        """Compute the vectors of the file's documents while no request runs. Between batches, other clients get their turns.
 
-        A file in a language that the model does not know gets no vectors. Raises RequestError, sqlite3.Error, and
+        A file in a language that the model does not know gets no vectors. Raises RequestError and sqlite3.Error. Raises
         Disconnected after `stop`.
         """
         if suits(self.store, embedding.language):
@@ -138,7 +145,7 @@ class Attachment:
         self.state = READY
 
     def _wait_for_gap(self, embedding: Embedding) -> None:
-        """Wait until the engine is idle and it is this file's turn. Raises Disconnected if the work is to end."""
+        """Wait until it is this file's turn and the engine is idle. Raises Disconnected if the work has to end."""
         give_way()
         while embedding.is_busy() and not self._over.wait(POLL):
             give_way()
@@ -153,9 +160,9 @@ class Attachment:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search the file by words, and with `embed` also by vectors. Each search reads the vectors from the index.
+        """Search the file by words, and also by vectors if `embed` is given. Return the last stage of the search.
 
-        Raises sqlite3.ProgrammingError for a removed file.
+        Each search reads the vectors from the index again. Raises sqlite3.ProgrammingError for a removed file.
         """
 
         def read() -> VectorIndex:
@@ -166,7 +173,7 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End the reading of the file and the work on its vectors. Neither can start after this."""
+        """End the reading of the file and the work on its vectors. Neither can start again."""
         self._over.set()
         self._reader.interrupt()
 
@@ -178,14 +185,16 @@ class Attachment:
 
 
 class Attachments:
-    """Reads attached files, and keeps those to be searched, each for one scope. Used on the event loop alone.
+    """Reads attached files, and keeps files for searches, each for one scope. For the event loop only.
 
-    num_read: files that were read. num_failed: files that could not be read. num_searches: searches in kept files.
+    num_read: files that were read.
+    num_failed: files that could not be read.
+    num_searches: searches in kept files.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._opening = settings, Lock()
-        self._place: Path | None = None  # the folder of the files, made for the first file and locked by `_locked`
+        self._place: Path | None = None  # the folder for all files, made for the first file and locked by `_locked`
         self._locked = -1
         self._quick, self._slow = Turns("quick-files"), Turns("slow-files")
         self._threads, self._searching = ThreadPoolExecutor(1, "attachments"), asyncio.Lock()
@@ -194,9 +203,9 @@ class Attachments:
         self._kept: OrderedDict[tuple[str, str], Attachment] = (
             OrderedDict()
         )  # by scope and id, the least recently used first
-        self._taken: set[Attachment] = set()  # not released yet
+        self._taken: set[Attachment] = set()  # files that are not released yet
         self._is_stopped = False
-        self._waiting: Counter[tuple[object, ...]] = Counter()  # bytes of files to read, by client
+        self._waiting: Counter[tuple[object, ...]] = Counter()  # bytes of files that are not released yet, by client
         self.num_read = self.num_failed = self.num_searches = 0
 
     @property
@@ -208,35 +217,34 @@ class Attachments:
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
-        """Compute vectors with this model for files that are kept from now on.
-
-        Vectors of an earlier model are no longer used.
-        """
+        """Compute vectors with this model for files that are kept from now on. Vectors of an earlier model go unused."""
         self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to the disk. The caller then has to `read` and `release` it. name: the name that the client gave.
+        """Write a file to disk. The caller must then `read` and `release` it.
 
-        Raises RequestError: 400 for an empty file, 413 for one that is too large, 503 if too many files wait or the
-        disk is full.
+        Raises RequestError: 400 for an empty file, 413 for a file that is too large, and 503 if too many files wait, if the
+        disk is full, or if the server shuts down.
+
+        name: the name that the client gave.
         """
         name = Folder(Path()).shown((PurePosixPath(name.replace("\\", "/")).name[-MAX_NAME:] or "file",))
         if not data:
             raise unreadable(name, "it is empty")
         if len(data) > MAX_BYTES:
-            wrong = f"{name} has {len(data) >> 20:,} MiB: at most {MAX_BYTES >> 20} are read"
+            wrong = f"{name} has {len(data) >> 20:,} MiB: expected at most {MAX_BYTES >> 20} MiB"
             raise RequestError(wrong, status=413, param="file")
         client, size = CLIENT.get(), len(data)
         if self._is_stopped:
             raise _stopping()
         if self._waiting.total() + size > MOST_WAITING or self._waiting[client] + size > MOST_WAITING // 2:
-            raise RequestError("too many files wait to be read: try again", status=503, retry_after=1)
+            raise RequestError("too many files are waiting: try again", status=503, retry_after=1)
         self._waiting[client] += size
         try:
             file = await asyncio.to_thread(self._write, name, data)
-        except BaseException as error:  # also a cancelled caller, or no thread from the system
+        except BaseException as error:  # also a cancelled caller, or a system without free threads
             self._free(size)
             if isinstance(error, OSError | FolderError | sqlite3.Error):
                 raise RequestError(f"files cannot be stored here: {error}", status=503) from None
@@ -245,7 +253,10 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Read a file in its client's turn. Raises RequestError: 400 for a file that cannot be read."""
+        """Read a file in its client's turn.
+
+        Raises RequestError: 400 for an unreadable file, and 503 if the index cannot be stored or the server shuts down.
+        """
         try:
             try:
                 await self._in_turn(self._quick, file, QUICK)
@@ -284,7 +295,7 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder for the files of this server. Files of a killed server are deleted.
+        """Return the folder for the files of this server. Files that a killed server left there are deleted.
 
         Raises OSError and FolderError.
         """
@@ -292,7 +303,7 @@ class Attachments:
             if self._place is None:
                 self._place, self._locked = _free_folder(index_folder(self._settings) / "attached")
                 shutil.rmtree(self._place, ignore_errors=True)
-            self._place.mkdir(mode=0o700, exist_ok=True)  # each time: an earlier try may have failed
+            self._place.mkdir(mode=0o700, exist_ok=True)  # in every call, since an earlier call may have failed
             return self._place
 
     # ---- keeping and searching -------------------------------------------------------------------------------------
@@ -300,9 +311,9 @@ class Attachments:
     def keep(self, scope: str, file: Attachment) -> None:
         """Keep a file for the chats of a scope. The file must have been read.
 
-        Raises RequestError when the server shuts down. The file can be searched by words at once, and by vectors once all
-        are computed. If there are too many files or they take too much of the disk, the least recently used are removed:
-        first files of this scope, if it has too many, then files of the scope that takes most of the disk.
+        The file can be searched by words at once, and by vectors once all vectors are computed. If a scope has too many
+        files, its least recently used files are removed. If there are too many files in total, or they take too much of the
+        disk, the least recently used files of the scope with most bytes are removed. Raises RequestError at shutdown.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -319,9 +330,9 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a kept file of a scope, and note its use. where: the request's field with the id.
+        """Return a kept file of a scope, and note its use. Raises RequestError 404 if there is none.
 
-        Raises RequestError 404.
+        where: the field of the request with the id.
         """
         self._forget_old()
         file = self._kept.get((scope, id))
@@ -337,17 +348,17 @@ class Attachments:
         self._remove(scope, id)
 
     def stages(self, file: Attachment) -> tuple[str, ...]:
-        """Return the stages of a search in a file: by words, and also by vectors once all are computed."""
+        """Return the stages of a search in a file: by words, and also by vectors once all vectors are computed."""
         return (LEXICAL, FUSED) if self._has_vectors(file) else (LEXICAL,)
 
     def _has_vectors(self, file: Attachment) -> bool:
         return file.embedding is not None and file.embedding is self._embedding
 
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
-        """Search the files, one after another, and return the last stage of each search by the file's id.
+        """Search several files, one after another. Return the last stage of each search by the file's id.
 
-        Memory thus has the vectors of only one file at a time. Raises RequestError: 404 for a file that is not kept, 400 or
-        503 for a search by vectors alone in a file without vectors.
+        So only one file's vectors are in memory at a time. Raises RequestError: 404 for a file that is not kept, and 400 or
+        503 if the query uses only vectors and a file has none.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:
@@ -369,21 +380,18 @@ class Attachments:
         return found
 
     def _check_vectors(self, file: Attachment) -> None:
-        """Raise RequestError for a file without vectors: 503 while they are computed, else 400."""
+        """Raise RequestError for a file without vectors: 503 while they are computed, otherwise 400."""
         if self._has_vectors(file):
             return
         wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
         if file.state == EMBEDDING:
-            done = f"{file.num_vectors:,} of {file.num_embedded:,} documents have one so far: ask again, or by words"
+            done = f"{file.num_vectors:,} of {file.num_embedded:,} documents have one so far: ask again, or search by words"
             raise RequestError(f"{wrong} yet: {done}", status=503, param=param, code="vectors_not_ready", retry_after=1)
         lacks = OTHER_LANGUAGE if self._embedding else "expected a server with --embedding-model"
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`.
-
-        If this fails, searches by words still find the file.
-        """
+        """Compute the vectors of a file, in a thread of `_vectors`. If this fails, searches by words still work."""
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -413,7 +421,7 @@ class Attachments:
             file.stop()
 
     def close(self) -> None:
-        """Delete all files. No request may come after this call."""
+        """Delete all files. No request may use this object after the call."""
         self.stop()
         for turns in (self._quick, self._slow, self._vectors):
             turns.close()
@@ -431,9 +439,9 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return the first hits of several searches, which take turns: all first hits, then all second hits, and so on.
+    """Return `top_k` hits of several searches: the first hits of all searches, then all second hits, and so on.
 
-    Scores of different searches cannot be compared.
+    The searches take turns because the scores of different searches cannot be compared.
     """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
@@ -446,7 +454,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the vector of a query, which is computed once for all files."""
+    """Return the given vector. The vector of a query is computed only once for all files."""
     return vector
 
 
@@ -456,7 +464,7 @@ def _where(ids: Sequence[str], id: str) -> str:
 
 def _gone(id: str, where: str) -> RequestError:
     return RequestError(
-        f"no file {id[:80]!r} is kept in this scope: it was forgotten, or the server has started anew: read it once more",
+        f"no file {id[:80]!r} is kept in this scope: it was removed, or the server was restarted: attach the file again",
         status=404,
         param=where,
         code="file_not_found",
@@ -464,7 +472,7 @@ def _gone(id: str, where: str) -> RequestError:
 
 
 def _free_folder(folder: Path) -> tuple[Path, int]:
-    """Return a folder that no running server has, and the descriptor of its lock. Raises OSError."""
+    """Return a folder that no running server uses, and the file descriptor of its lock. Raises OSError."""
     for place in places(folder):
         with suppress(BlockingIOError):
             return place, lock(place.with_suffix(".lock"))

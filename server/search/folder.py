@@ -1,4 +1,4 @@
-"""The folders of --docs and their index: opened, watched for changes, and indexed again."""
+"""The folders of --docs and their index. The folders are watched, and changed files are indexed again."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 OPENING, READING, EMBEDDING, READY, FAILED = "opening", "reading", "embedding", "ready", "failed"
 NICENESS = 10  # so that the engine's threads get a core first
-POLL = 0.02  # seconds between two checks whether the engine is idle
+POLL = 0.02  # seconds between two checks of whether the engine is idle
 EVERY = 10.0  # seconds between two lines of progress in the log
-REST, LONGEST_REST = 4.0, 10.0  # the pause after a scan: a multiple of the scan's duration, and at most so many seconds
-RETRY_AFTER = 30.0  # seconds until failed work is tried again
-UNUSED = 90  # days without a server until an index is removed
+REST, LONGEST_REST = 4.0, 10.0  # the pause after a scan: this multiple of the scan's duration, and its limit in seconds
+RETRY_AFTER = 30.0  # seconds after which failed work is tried again
+UNUSED = 90  # days after which an unused index is removed
 
 
 class DocumentPrefetch(Protocol):
     """The prefill of documents before any question.
 
-    num_documents, num_tokens: documents prefilled so far, and their tokens.
+    num_documents: the documents prefilled so far.
+    num_tokens: the tokens of these documents.
     """
 
     num_documents: int
@@ -60,11 +61,15 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """The folders of --docs, which one scope may search. Used on the event loop alone; any thread may use its index.
+    """The folders of --docs, which one scope may search. For the event loop only, but any thread may use its index.
 
-    top_k: the default number of hits. watcher: keeps the index up to date. lock: the file descriptor of the index's lock.
-    questions: suggestions for readers; empty: they are made from headings. offers: whether `advice` may suggest an embedding
-    model. num_searches: searches that were started. prefixes: the prefill of --read-ahead; None without --read-ahead.
+    top_k: the default number of hits.
+    watcher: keeps the index up to date.
+    lock: the file descriptor of the index's lock.
+    questions: questions to suggest to users. If empty, they are made from headings.
+    offers: whether `advice` may suggest an embedding model.
+    num_searches: the number of searches so far.
+    prefixes: the prefill of --read-ahead. None without --read-ahead.
     """
 
     index: Index
@@ -81,21 +86,21 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. An index with clusters of vectors has a provisional stage."""
+        """The stages of a search, in order. An index with clusters of vectors has an additional provisional stage."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """Advice on how to get vectors; empty: the documents have vectors, or the user wants none."""
+        """Advice on how to get vectors. Empty if the documents have vectors, or if the user wants none."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to suggest to readers. Questions from headings are known once all files are read."""
+        """Questions to suggest to users. Questions made from headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -112,13 +117,10 @@ class FolderIndex:
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
-        """Raise RequestError 403 for a scope that may not search these documents.
-
-        where: the request's field with the scope.
-        """
+        """Raise RequestError 403 for a scope that may not search these documents. where: the request's field with it."""
         if scope != self.scope:
             raise RequestError(
-                f"{where}: the documents of this server belong to another scope: --docs-scope names it",
+                f"{where}: the documents of this server belong to another scope, which --docs-scope names",
                 status=403,
                 param=where,
                 code="documents_of_another_scope",
@@ -127,20 +129,22 @@ class FolderIndex:
     def close(self) -> None:
         self.watcher.close()
         self.index.close()
-        os.utime(self.lock)  # its last use
+        os.utime(self.lock)  # notes the last use of the index
         os.close(self.lock)
 
 
 def _question(heading: str) -> str:
-    """Return a question about a heading. All words that this adds are ignored by a search."""
+    """Return a question about a heading. A search ignores the words that this adds to the heading."""
     return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
 class FolderWatcher:
     """Keeps an index up to date in its own threads. It first reads files, then computes vectors while no request runs.
 
-    state: opening, reading, embedding, ready or failed; any thread may read it. error: the reason of the last failure.
-    watches: whether changes of files are noticed. is_busy: returns whether the engine computes for a request.
+    state: opening, reading, embedding, ready or failed. Any thread may read it.
+    error: the reason for the last failure.
+    watches: whether to watch the folders for changes.
+    is_busy: returns whether the engine computes for a request.
     """
 
     def __init__(self, index: Index, *, watches: bool, is_busy: Callable[[], bool]) -> None:
@@ -155,7 +159,7 @@ class FolderWatcher:
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
         """Start the threads.
 
-        on_read: called in a thread whenever all files have been read; vectors may still be missing.
+        on_read: called in a thread whenever all files have been read. Vectors may still be missing then.
         """
         self._on_read = on_read
         self.refresh()
@@ -165,10 +169,7 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Compare the folders with the index soon, after the current work.
-
-        Until then the index does not count as ready.
-        """
+        """Ask for a comparison of the folders with the index after the current work. Until then the index is not ready."""
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
@@ -192,8 +193,8 @@ class FolderWatcher:
         try:
             for _ in changes(self._index.folders, self._stopping):
                 self.refresh()
-        except (OSError, UnicodeError) as error:  # too many watches, or a folder's name is not UTF-8
-            logger.warning("changes of --docs are not noticed: %s; POST /v1/sources/refresh looks for them", error)
+        except (OSError, UnicodeError) as error:  # too many watches, or the name of a folder is not UTF-8
+            logger.warning("changes of --docs are not noticed: %s; POST /v1/sources/refresh finds them", error)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # only Linux has a niceness of threads
@@ -201,12 +202,12 @@ class FolderWatcher:
         wait = None
         while not self._stopping.is_set():
             self._wanted.wait(wait)
-            self._stopping.wait(self._pause)  # in a large folder, a file that keeps changing must not cost a core
+            self._stopping.wait(self._pause)  # a file that changes all the time in a large folder must not use a whole core
             self._wanted.clear()
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date as far as possible. False: this failed, and must be tried again."""
+        """Bring the index up to date as far as possible. Return False if this failed and must be tried again."""
         try:
             if self._read():
                 self._on_read()
@@ -215,7 +216,7 @@ class FolderWatcher:
                     self._index.cluster(lambda: not (self._stopping.is_set() or self._wanted.is_set()))
         except (OSError, sqlite3.Error, RequestError) as error:
             return self._fail(str(error))
-        except Exception as error:  # an unexpected error ends neither the server nor the search
+        except Exception as error:  # an unexpected error must end neither the server nor the search
             logger.debug("the index of --docs could not be brought up to date", exc_info=True)
             return self._fail(f"{type(error).__name__}: {error}")
         return True
@@ -226,7 +227,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Set the state at the end of the work. False: another scan of the folders is already wanted."""
+        """Set the state at the end of the work. If the folders must be compared again, only return False."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -234,7 +235,7 @@ class FolderWatcher:
             return True
 
     def _read(self) -> bool:
-        """Read the changed files. False: the work was stopped."""
+        """Read the changed files. Return False if the work was stopped."""
         index, began = self._index, monotonic()
         self.state = READING
         scan = index.scan()
@@ -249,7 +250,7 @@ class FolderWatcher:
         return True
 
     def _embed(self) -> bool:
-        """Compute missing vectors of documents, in the gaps between requests. False: stopped, or files have changed."""
+        """Compute missing vectors while no request runs. Return False if the work was stopped or files have changed."""
         while self._gap_comes():
             if not self._index.embed_some():
                 return True
@@ -262,7 +263,7 @@ class FolderWatcher:
         return not self._stopping.is_set()
 
     def _gap_comes(self) -> bool:
-        """Wait until the engine is idle. False: the work has to stop, or files must be read first."""
+        """Wait until the engine is idle. Return False if the work has to stop or files must be read first."""
         while not (gives_up := self._stopping.is_set() or self._wanted.is_set()) and self._is_busy():
             self._wanted.wait(POLL)
         return not gives_up
@@ -276,20 +277,20 @@ class FolderWatcher:
 
 # ---- From settings to the documents of `--docs`. ------------------------------------------------------------------------
 
-OFFER = f"--embedding-model {OFFERED} {PACKAGED[OFFERED].adds}; a GGUF file does so for other languages"
+OFFER = f"--embedding-model {OFFERED} {PACKAGED[OFFERED].adds}; for other languages, give a GGUF file"
 OTHER_LANGUAGE = (
-    f"found by words alone: {OFFERED} knows English only, and most of these documents are in other languages, or none; "
-    "--embedding-model FILE adds vectors of a model that knows them"
+    f"found by words alone: {OFFERED} knows English only, and most of these documents are not in English; "
+    "--embedding-model FILE adds vectors of a model for other languages"
 )
 BY_DEFAULT = (
-    f"{OFFERED} was fetched earlier, and adds vectors to documents that are mostly English; --embedding-model none: none"
+    f"{OFFERED} was fetched earlier, and adds vectors if documents are mostly English; --embedding-model none prevents that"
 )
 
 
 def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[], bool]) -> FolderIndex | None:
-    """Open the index of --docs; return None without --docs. Raises SettingsError and FolderError.
+    """Open the index of --docs. None without --docs. Raises SettingsError and FolderError.
 
-    is_busy: as in `FolderWatcher`.
+    is_busy: see `FolderWatcher`.
     """
     paths = [Path(path) for path in settings.docs.split("\n") if path]
     if not paths:
@@ -305,9 +306,9 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
     except (OSError, sqlite3.Error, ValueError) as error:
         raise SettingsError(f"the index of --docs cannot be opened: {error}") from None
     if embedding is None and settings.embedding_model != WORDS_ALONE:
-        logger.info("--docs are searched by words alone: %s", OFFER)
+        logger.info("--docs is searched by words alone: %s", OFFER)
     elif embedding and any(astuple(embedding.prefixes)):
-        logger.info("queries are embedded after %r, documents after %r", *astuple(embedding.prefixes))
+        logger.info("queries are embedded with the prefix %r, documents with %r", *astuple(embedding.prefixes))
     elif embedding and embedding.language:
         logger.info("%s", BY_DEFAULT)
     bundled = paths == [bundled_folder()]
@@ -325,7 +326,7 @@ def load_folder_index(settings: Settings, vectors: Vectors, is_busy: Callable[[]
 
 
 def check_read_ahead(settings: Settings, model: Model) -> None:
-    """Raise SettingsError if --read-ahead is given and nothing could be prefilled."""
+    """Raise SettingsError if --read-ahead is given but cannot prefill anything."""
     hindrances = {
         "it needs documents: --docs": not settings.docs,
         "it needs host memory, and --cache-ram is 0": not settings.cache_ram,
@@ -346,10 +347,10 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of the indexes, which contain the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes. They contain the text of documents. Raises FolderError if --docs-db cannot be used.
 
-    If --docs-db is not given and the user has no usable cache folder, the folder is a temporary one. It is removed at the
-    end of the process.
+    Without --docs-db the folder is in the user's cache folder. If the cache folder cannot be used, the result is a temporary
+    folder, which is removed at the end of the process.
     """
     if settings.docs_db:
         return own_folder(Path(settings.docs_db).expanduser(), "--docs-db")
@@ -372,7 +373,7 @@ def _temporary_folder() -> Path:
 def remove_temporary_folder() -> None:
     """Remove the temporary folder of `index_folder`, if there is one.
 
-    When a signal ends the process, `atexit` does not run.
+    This must be called before a signal ends the process, since `atexit` does not run then.
     """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)
@@ -384,12 +385,12 @@ def bundled_folder() -> Path:
 
 
 def _name(paths: list[str], embedder: str) -> str:
-    """Return a name for the index of these paths. Each embedding model has an index of its own."""
+    """Return a name for the index of these paths. Each embedding model has its own index."""
     return hashlib.blake2b("\0".join([*paths, embedder]).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
-    """Return a file for an index of `paths` that no server uses, and the descriptor of its lock. Raises OSError."""
+    """Return the file for an index of `paths` that no server uses, and the file descriptor of its lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return (database := place.with_suffix(".db")), lock_index(database, paths)
@@ -401,6 +402,6 @@ def _remove_unused(folder: Path) -> None:
     try:
         for gone in remove_unused(folder, time() - UNUSED * 86_400):
             size = gone.num_bytes / 2**20
-            logger.info("no server had the index of %s for %d days: it is removed (%.1f MiB)", gone, UNUSED, size)
+            logger.info("the index of %s was unused for %d days: removed (%.1f MiB)", gone, UNUSED, size)
     except OSError as error:
-        logger.warning("indexes that no server had for %d days stay: %s", UNUSED, error)
+        logger.warning("indexes unused for %d days cannot be removed: %s", UNUSED, error)

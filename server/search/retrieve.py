@@ -30,8 +30,8 @@ from ..formats.answer import AnswerReader, ContentText
 from ..http.api_errors import RequestError
 from .folder import EMBEDDING, READY, FolderIndex
 
-MOST = 1000  # citations of an answer by ids, and as many by words, since they are found in the event loop
-QUOTED_WORDS = 5  # words of the shortest quotation
+MOST = 1000  # citations of an answer by id, and as many by quotation, since the search for them stops the event loop
+QUOTED_WORDS = 5  # words of the shortest quotation that counts
 BRACKETS = re.compile(r"\[([^\][\n]{1,400})\]")
 NAME = re.compile(r"[^\s,;]+")
 WORD = re.compile(r"\w+")
@@ -40,9 +40,11 @@ FREQUENT = frozenset(word for words in WORDS.values() for word in words.split())
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """A citation in an answer. id: the cited document. start, stop: the span in the answer, in characters.
+    """A citation in an answer.
 
-    quote: the answer quotes words of the document; otherwise it names the document's id.
+    id: the cited document.
+    start, stop: the span of the citation in the answer, in characters.
+    quote: whether the answer quotes words of the document. Otherwise it names the document's id.
     """
 
     id: str
@@ -64,8 +66,8 @@ class _Word(NamedTuple):
 class Sources:
     """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
 
-    questions: the questions of the chat. A quotation needs a word that is neither frequent nor in a question, as an
-    answer may repeat the words of a question.
+    questions: the questions of the chat. An answer may repeat their words. So a quotation counts only if it has a word that
+    is neither frequent nor in a question.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -73,7 +75,7 @@ class Sources:
         self._asked = {stem for question in questions for word in _words(question) for stem in stems(word.text, "en")}
         self._ids = {document.id for document in self._documents}
         self._words = [[word.text for word in _words(document.text)] for document in self._documents]
-        self._places: dict[str, tuple[int, int]] = {}  # by `QUOTED_WORDS` words: the document, and the first word's index
+        self._places: dict[str, tuple[int, int]] = {}  # by `QUOTED_WORDS` words: the document, and the index of the first
         for at, words in enumerate(self._words):
             for first in range(len(words) - QUOTED_WORDS + 1):
                 self._places.setdefault(_key(words[first : first + QUOTED_WORDS]), (at, first))
@@ -84,7 +86,7 @@ class Sources:
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield a citation for each id in brackets. The span has the brackets only if one id is alone in them."""
+        """Yield a citation for each id in brackets. The span includes the brackets only if nothing else is in them."""
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -121,7 +123,7 @@ def _key(words: Sequence[str]) -> str:
 
 
 def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
-    """Return how many words are equal, from position `at` of one text and from `first` of the other."""
+    """Return how many words are equal from position `at` of one text and `first` of the other."""
     most = min(len(words) - at, len(others) - first)
     return next((n for n in range(most) if words[at + n] != others[first + n]), most)
 
@@ -135,7 +137,8 @@ NEIGHBOURS = 2  # on either side of a document
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
     """Return the folders, and one page of their files by path. Runs in a thread of the index.
 
-    after: the page starts after this path. limit: the most files of a page.
+    after: the path after which the page starts.
+    limit: the most files of a page.
     """
     files = list(folder_index.index.store.files(after, limit + 1).values())
     page = files[:limit]
@@ -166,7 +169,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return the field `index` of an answer, with the progress of the index. An index that is up to date adds no field."""
+    """Return the field `index` of an answer, with the progress of the index. Empty if the index is up to date."""
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -174,12 +177,12 @@ def index_state(folder_index: FolderIndex | None) -> Fields:
 
 
 def unread(index: Fields) -> Sequence[str]:
-    """Return a warning for an answer whose search began before all files were read. index: of `index_state`."""
+    """Return a warning if the search for an answer began before all files were read. index: the result of `index_state`."""
     about = index.get("index")
     if not isinstance(about, dict) or about["unit"] != "files" or (about["total"] and about["done"] == about["total"]):
         return ()
     share = f"{about['done']:,} of {about['total']:,} files were" if about["total"] else "no file was"
-    return (f"retrieval: {share} read when the search began: the answer may lack the others",)
+    return (f"retrieval: {share} read when the search began: the answer may lack the other files",)
 
 
 def _is_in(folder: Folder, path: str) -> bool:
@@ -188,7 +191,7 @@ def _is_in(folder: Folder, path: str) -> bool:
 
 
 def _progress(folder_index: FolderIndex) -> Fields:
-    """Return the progress of the index: in documents while vectors are computed, and otherwise in files."""
+    """Return the progress of the index. Its unit is documents while vectors are computed, and otherwise files."""
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
@@ -204,9 +207,9 @@ def _file(file: StoredFile) -> Fields:
 
 
 def document(folder_index: FolderIndex, id: str) -> Fields:
-    """Return a document with its text and its neighbours in the file. Runs in a thread of the index.
+    """Return a document with its text and its neighbours in the file. Raises RequestError 404.
 
-    Raises RequestError 404.
+    Runs in a thread of the index.
     """
     around = folder_index.index.expand(id, NEIGHBOURS, NEIGHBOURS)
     own = next((at for at, chunk in enumerate(around) if chunk.id == id), None)
@@ -230,7 +233,7 @@ def place_of(chunk: StoredChunk) -> Fields:
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
     """Return the hits of a search as JSON, the best first.
 
-    A hit in an attached file has its text, because the file may be gone soon. with_text: give all hits their text.
+    with_text: whether all hits have their text. A hit in an attached file always has it, since the file may soon be removed.
     """
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
@@ -242,15 +245,17 @@ def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
     ]
 
 
-# ---- The sources of an answer: the documents from the search, and those that the answer cites. --------------------------
+# ---- The sources of an answer: the documents that the search found, and the documents that the answer cites. ------------
 
 
 @dataclass(frozen=True, slots=True)
 class SearchReport:
-    """The hits of a chat's search. index: the fields of `index_state`.
+    """The result of a chat's search.
 
-    left_out: the number of hits that were dropped because their scores were too low. files: the id of each attached file,
-    and the last stage of the search in it.
+    hits: the hits, the best first.
+    index: the fields of `index_state`.
+    left_out: how many hits were dropped because of a low score.
+    files: the id of each searched attached file, and the last stage of the search in it.
     """
 
     hits: Sequence[Hit]
@@ -265,15 +270,18 @@ class SearchReport:
 
 
 Found = SearchReport | None
-"""The result of a chat's search; None: the chat asks for no search."""
+"""The result of a chat's search. None if the chat asks for no search."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerSources:
-    """The sources of an answer. found: the ids of the documents that the search found, in order of rank.
+    """The sources of an answer.
 
-    retrieved: these documents as JSON for the client. sources: finds citations of all documents in the prompt. reader:
-    makes a reader of an answer's text. about: further fields of the report.
+    found: the ids of the documents that the search found, the best first.
+    retrieved: these documents as JSON for the client.
+    sources: finds citations of all documents in the prompt.
+    reader: makes a reader for the answer's text.
+    about: further fields of the report.
     """
 
     found: Sequence[str]
@@ -284,7 +292,7 @@ class AnswerSources:
 
     @classmethod
     def of(cls, found: SearchReport, chat: ChatHistory) -> Self:
-        """Make the sources of a chat. Call it in a thread, since long documents take time."""
+        """Make the sources of an answer to a chat. Call this in a thread, since long documents take time."""
         sets = [part for part in chat.prompt.parts if isinstance(part, DocumentSet)]
         questions = (_text_in(entry.message.get("content")) for entry in chat.entries if entry.role == "user")
         sources = Sources((document for one in sets for document in one.documents), questions)
@@ -292,9 +300,9 @@ class AnswerSources:
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
-        """Return the fields of the report. text: the text that the model generated.
+        """Return the fields of the report. The spans of citations count only the content, not reasoning and tool calls.
 
-        The spans of citations are positions in the content, without reasoning and tool calls.
+        text: the text that the model generated.
         """
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
@@ -304,18 +312,20 @@ class AnswerSources:
 
 
 # ---- Pipelining ---------------------------------------------------------------------------------------------------------
-# Prefill the leading documents of a search that still runs (RAGCache, section 5.3: dynamic speculative pipelining).
+# Prefill with the first results of a search that still runs (RAGCache, section 5.3: dynamic speculative pipelining).
 
 logger = logging.getLogger("slotcache.docs")
 
 Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
-"""Computes a prompt with these documents ahead, if the server is idle."""
+"""Prefills a prompt with these documents if the server is idle."""
 
 
 class StagePrefetch:
-    """Passes the documents of a search's stage to `prefill` if they are new. A later stage cancels an earlier stage.
+    """Passes the documents of each stage of a search to `prefill`, unless they are the same as in the stage before.
 
-    delay: seconds that a stage must last before its documents are passed. So no prefill starts for a search that ends soon.
+    The documents of a later stage cancel the prefill of an earlier stage.
+
+    delay: seconds that a stage must last before its documents are passed on. So a search that ends soon starts no prefill.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -325,14 +335,11 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, which computes the text before all documents.
-
-        `front` is cancelled when documents are passed to `prefill`.
-        """
+        """Start `front`, the prefill of the text before all documents. It is cancelled once documents are prefilled."""
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
-        """Take the documents of the newest stage."""
+        """Take the documents of the newest stage, the best first."""
         ids = [hit.chunk.id for hit in hits]
         if not ids or ids == self._shown:
             return
@@ -342,7 +349,7 @@ class StagePrefetch:
         self._task = asyncio.ensure_future(self._run(hits))
 
     def stop(self) -> None:
-        """Pass no more documents to `prefill`. Prompts that are already submitted are still computed."""
+        """Pass no more documents to `prefill`. Prompts that were already submitted are still computed."""
         for task in (self._front, self._task):
             if task is not None:
                 task.cancel()
@@ -360,7 +367,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that only saves time. If it fails, the error is only logged."""
+    """Do work that only saves time. A RequestError is only logged."""
     try:
         await work()
     except RequestError as error:
@@ -371,16 +378,17 @@ async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
 
 
 class ChatToCome(ChatRequest, frozen=True, kw_only=True):
-    """The body of a chat completion whose last question is still to come."""
+    """The body of a chat completion that still lacks its last question."""
 
     messages: list[dict[str, JsonValue]] = field(default_factory=list)
 
 
 class SearchRequest(Struct, frozen=True, kw_only=True):
-    """The body of `POST /v1/search`. stream: answer with an event for each stage.
+    """The body of `POST /v1/search`.
 
-    speculate: a name for a chat's next turn, for which the documents of each stage are prefilled. chat: the chat of this
-    turn; without `chat`, the stored conversation of the same name, else a new chat.
+    stream: whether the answer has an event for each stage.
+    speculate: a name for the next turn of a chat. The documents of each stage are prefilled for this turn.
+    chat: the chat. By default it is the stored conversation with the name in `speculate`, or else a new chat.
     """
 
     query: str
@@ -394,7 +402,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     cache_scope: str = ""
 
     def check(self) -> None:
-        """Raise RequestError for a scope that has a NUL character or is too long."""
+        """Raise RequestError if the scope has a NUL character or is too long."""
         check_scope(self.cache_scope, "cache_scope")
 
 
@@ -402,9 +410,11 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 
 
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
-    """Return the query of a chat: `retrieval.query`, else the last question. top_k: the default number of hits.
+    """Return the query of a chat: `retrieval.query`, or else the last question.
 
-    None: the chat has tool results and no question. Raises RequestError for a chat that has neither.
+    The result is None if the chat has tool results but no question. Raises RequestError for a chat that has neither.
+
+    top_k: the default number of hits.
     """
     wish = wish_of(asked)
     text = _last_question(asked) if wish.query is None else wish.query
@@ -419,7 +429,7 @@ def wish_of(asked: ChatRequest) -> Retrieval:
 
 
 def check_by(wish: Retrieval | SearchRequest, folder_index: FolderIndex | None) -> None:
-    """Raise RequestError if the client wants a search by vectors alone and the documents have no vectors."""
+    """Raise RequestError if the client wants a search only by vectors and the documents have no vectors."""
     if wish.by == BY_VECTORS and folder_index is not None and not folder_index.index.has_vectors:
         where = "by" if isinstance(wish, SearchRequest) else "retrieval.by"
         why = folder_index.advice or "expected a server with --embedding-model"
@@ -436,7 +446,7 @@ def _last_question(asked: ChatRequest) -> str | None:
     if at is None and _last(asked, *TOOLS) is not None:
         return None
     if at is None:
-        raise RequestError("retrieval: expected a message of a user, or a query of its own", param="retrieval")
+        raise RequestError("retrieval: expected a user message, or retrieval.query", param="retrieval")
     return _text_in(asked.messages[at].get("content"))
 
 
@@ -447,21 +457,21 @@ def _text_in(content: object) -> str:
 
 
 def _last(asked: ChatRequest, *roles: str) -> int | None:
-    """Return the index of the last message with one of these roles; None: there is none."""
+    """Return the index of the last message with one of these roles. None if there is none."""
     return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
     """Return the first hits that together have at most `room` tokens, but at least one hit.
 
-    length: returns the exact number of tokens of a document in the prompt; the index has only estimates.
+    length: returns the exact number of tokens of a document in the prompt. The index has only estimates.
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat without the documents of its last question; None: its last message is no question."""
+    """Return a chat without the documents of its last question. None if its last message is not a question."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}
@@ -469,9 +479,10 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat with the found documents added to its last question, after documents that the client sent.
+    """Return a chat with the documents of a search added to its last question, or else to its last tool result.
 
-    In a chat without a question, the last tool result gets the documents.
+    If the message already has documents from the client, the new documents follow them. If it has none, a question's
+    documents are added to the chat's own list, and a tool result gets a list.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

@@ -1,4 +1,4 @@
-"""The embedding model and the reranking model. Each has a queue of texts, and a thread that computes them in batches."""
+"""The embedding model and the reranking model. Each has a queue of texts and a thread that computes them in batches."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ NICENESS = 10  # so that the engine's threads get a core first
 
 @dataclass(slots=True, eq=False)
 class VectorJob:
-    """The texts of one request, as tokens. vectors: the vectors that are computed so far, in the order of the texts.
+    """The texts of one request, as tokens.
 
-    num_taken: the number of texts that have been put into a batch.
+    vectors: the vectors computed so far, in the order of the texts.
+    num_taken: the number of texts that were put into a batch so far.
     """
 
     texts: Sequence[np.ndarray]
@@ -57,9 +58,12 @@ class VectorJob:
 
 @dataclass(slots=True)
 class Computed:
-    """Counts of computed texts and their tokens, of calls of the model (`steps`), and of loads after the model was unloaded.
+    """What the models have computed so far.
 
-    in_memory: the number of models in memory now.
+    texts, tokens: computed texts, and their tokens.
+    steps: calls of a model.
+    loads: loads after a model was unloaded.
+    in_memory: the number of models that are in memory now.
     """
 
     texts: int = 0
@@ -76,23 +80,24 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes vectors for the texts of requests. The requests take turns, text by text. Any thread may use it.
+    """Computes vectors for the texts of requests. Any thread may use it.
 
-    So a request of one text need not wait for all texts of an earlier request. Texts with `in_gaps` wait until no other
-    texts do.
+    The requests take turns, text by text. So a request with one text need not wait for all texts of an earlier request.
+    Texts with `in_gaps` wait until no other texts wait.
 
-    The thread lives only while texts wait. OpenMP keeps workers for each thread, and these would slow the engine's
-    workers. While the engine generates, the thread computes on one core.
+    The thread exists only while texts wait, because OpenMP keeps workers for each thread, and these workers would slow the
+    engine's workers. While the engine generates, the thread computes on one core.
 
-    is_busy: returns whether the engine generates; called in the queue's thread. sleep_after: seconds without a text
-    after which the embedder is unloaded; 0: it is unloaded only on request. computed: the counts since the start.
+    is_busy: returns whether the engine generates. It is called in the queue's thread.
+    sleep_after: seconds without a text after which the embedder is unloaded. 0: it is unloaded only on request.
+    computed: the counts since the start.
     """
 
     def __init__(self, embedder: EmbeddingModel, is_busy: Callable[[], bool], sleep_after: float = 0) -> None:
         self._embedder, self.is_busy = embedder, is_busy
         self._usual = self._seconds = sleep_after or inf
         self.computed = Computed()
-        self.failure = ""  # why the last load failed; empty after a load that did not
+        self.failure = ""  # why the last load failed; empty if it succeeded
         self._lock = Lock()
         self._jobs: deque[VectorJob] = deque()
         self._in_gaps: deque[VectorJob] = deque()
@@ -106,9 +111,9 @@ class VectorQueue:
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Unload the embedder after so many seconds without a text.
+        """Unload the embedder after `seconds` without a text. The next text restores the usual time.
 
-        The next text loads it, and restores the usual seconds.
+        The embedder is loaded again when it has a text to compute.
         """
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
@@ -117,22 +122,23 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the model at once, unless it computes. Return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once unless it computes. Return whether it was unloaded. Not for the event loop."""
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
         if ending:
             ending.join()
-        leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # a thread that `close` may join
+        leaving = Thread(target=self._fall_asleep, name="vectors", daemon=True)  # a separate thread, which `close` may join
         leaving.start()
         leaving.join()
         return was_open and not self._embedder.is_open
 
     def submit(self, texts: Sequence[np.ndarray], *, in_gaps: bool = False) -> Future[list[np.ndarray]]:
-        """Queue at least one text, as int32 tokens. The future gets the results of `EmbeddingModel.vectors`.
+        """Queue one or more texts, as int32 tokens. The future gets the results of `EmbeddingModel.vectors`.
 
-        To drop the texts, cancel the future. in_gaps: these texts wait until no other texts do. Raises RequestError once the
-        queue is closed.
+        To drop the texts, cancel the future. Raises RequestError once the queue is closed.
+
+        in_gaps: whether these texts wait until no other texts wait.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -146,7 +152,7 @@ class VectorQueue:
         return job.future
 
     def close(self) -> None:
-        """Fail the texts that wait, and wait for the thread."""
+        """Fail all waiting texts, and wait for the end of the thread."""
         with self._lock:
             self._closed, thread = True, self._thread
             self._timer.cancel()
@@ -160,11 +166,11 @@ class VectorQueue:
 
     def _start(self) -> None:
         thread = Thread(target=self._work, name="vectors", daemon=True)
-        thread.start()  # it waits for the lock; if it cannot start, the next text tries again
+        thread.start()  # the thread waits for the lock; if it cannot start, the next text tries again
         self._thread = thread
 
     def _open(self) -> None:
-        """Load the embedder, if it is unloaded. Raises ModelError."""
+        """Load the embedder if it is unloaded. Raises ModelError."""
         if not self._embedder.is_open:
             began = perf_counter()
             self._embedder.open()
@@ -181,11 +187,11 @@ class VectorQueue:
                 vectors = self._embedder.vectors([text for _, text in batch], threads=1 if self.is_busy() else 0)
                 self._computes = False
             except ModelError as error:
-                self.failure = f"{error}: start again" if isinstance(error, ChangedFile) else str(error)
+                self.failure = f"{error}: restart the server" if isinstance(error, ChangedFile) else str(error)
                 self._drop(batch, not_loaded(ModelError(self.failure)))
                 continue
             except Exception:
-                logger.exception("texts could not be computed")
+                logger.exception("the vectors of texts could not be computed")
                 self._drop(batch, RequestError("the model failed while computing this", status=500))
                 continue
             self.computed += Computed(len(batch), sum(len(text) for _, text in batch), 1)
@@ -195,7 +201,7 @@ class VectorQueue:
                     job.future.set_result(job.vectors)
 
     def _take(self) -> Batch:
-        """Take one text of each job in turn, up to the size of a call. An empty batch ends the thread."""
+        """Take one text of each job in turn, as many as fit into one call of the model. An empty batch ends the thread."""
         batch: Batch = []
         room = self._embedder.limit
         with self._lock:
@@ -231,10 +237,7 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return the timer that unloads the model, and the timer's end.
-
-        It runs only if the model is loaded and may sleep.
-        """
+        """Return a timer that unloads the model, and the time when it ends. It runs only if the model is loaded."""
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -242,14 +245,14 @@ class VectorQueue:
         return timer, perf_counter() + self._seconds
 
     def _fall_asleep(self) -> None:
-        """Unload the model if no other thread uses it. Runs in a thread of its own."""
+        """Unload the model if no other thread uses it. Runs in a separate thread."""
         with self._lock:
             if self._thread is not None or self._closed or not self._embedder.is_open:
                 return
             self._thread = threading.current_thread()
         try:
             self._embedder.unload()
-            logger.info("%s has left memory until its next text", self._embedder.model.path.name)
+            logger.info("%s is unloaded until its next text", self._embedder.model.path.name)
         finally:
             with self._lock:
                 self._thread = None
@@ -268,13 +271,16 @@ def _fail(job: VectorJob, error: RequestError) -> None:
 def tokens_of(
     embedder: EmbeddingModel, given: object, name: str, *, cut: Literal["start", "end"] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the place of each text in the body, and its int32 tokens. Raises RequestError.
+    """Yield the field path of each text in the body, and the text's int32 tokens. Raises RequestError.
 
-    given: a text, a list of token ids, both mixed, `{"prompt_string": text}`, `{"content": [parts]}`, or a list of these.
-    name: the name of the field. Only a text that is not mixed with ids gets the special tokens that the model expects around
-    it; ids stay as they are. cut: the end at which the caller cuts a text that is too long; None: the caller refuses such a
-    text. For two kinds of texts only the first tokens are made: texts whose end will be cut, and texts of more than
+    A pure text gets the special tokens that the model expects around it. Token ids, and texts mixed with ids, stay as they
+    are. Two kinds of long texts are not tokenised to their end: texts whose end will be cut, and texts of more than
     `MOST_COUNTED` letters that will be refused.
+
+    given: a text, a list of token ids, a list that mixes both, `{"prompt_string": text}`, `{"content": [parts]}`, or a list
+    of these.
+    name: the name of the field.
+    cut: the end at which the caller cuts a text that is too long. None if the caller refuses such a text.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -288,7 +294,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object that has a text; otherwise return the object."""
+    """Return the text of an object in one of the forms with a text. Return any other value unchanged."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -308,9 +314,11 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. Used on the event loop, except for methods that say otherwise or run "in a thread".
+    """An embedding or reranking model. For the event loop, except for methods that are documented otherwise.
 
-    name: the model's name in answers. num_open: requests that wait for the model. max_open: the limit of `num_open`.
+    name: the model's name in answers.
+    num_open: requests that wait for the model.
+    max_open: the limit of `num_open`.
     """
 
     def __init__(self, name: str, embedder: EmbeddingModel, queue: VectorQueue, max_open: int) -> None:
@@ -325,17 +333,17 @@ class EmbeddingWorker:
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed; empty if it did not fail."""
+        """Why the last load of the model failed. Empty if it succeeded."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32 tokens). A cancelled call drops the texts.
+        """Return the vectors of texts (int32 tokens). If the call is cancelled, the texts are dropped.
 
-        Raises RequestError if the queue is full.
+        Raises RequestError if the queue is full, if the model fails, or at shutdown.
         """
         if self.num_open >= self._max_open:
             raise RequestError(
-                f"{self.num_open} requests wait for {self.name}, of at most {self._max_open}: try again later",
+                f"{self.num_open} requests wait for {self.name}, and at most {self._max_open} may wait: try again later",
                 status=429,
                 code="queue_full",
                 retry_after=RETRY_AFTER,
@@ -347,9 +355,9 @@ class EmbeddingWorker:
             self.num_open -= 1
 
     def compute_in_gaps(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors of texts (int32 tokens), computed while no request waits. Call it in a thread.
+        """Return the vectors of texts (int32 tokens), computed while no request waits. Raises RequestError.
 
-        Raises RequestError.
+        Call it in a thread.
         """
         return self._queue.submit(texts, in_gaps=True).result()
 
@@ -367,19 +375,20 @@ class EmbeddingWorker:
         return self._queue.seconds_left
 
     def keep(self, seconds: float) -> None:
-        """Unload the model after so many seconds without a request. The next request loads it again."""
+        """Unload the model after `seconds` without a request. The next request loads it again."""
         self._queue.keep(seconds)
 
     def unload_now(self) -> bool:
-        """Unload the model at once, unless it computes; return whether it was unloaded. Do not call it on the event loop."""
+        """Unload the model at once unless it computes. Return whether it was unloaded. Not for the event loop."""
         return self._queue.unload_now()
 
-    # ---- in a thread -----------------------------------------------------------------------------------------------
+    # ---- for threads other than the event loop ---------------------------------------------------------------------
 
     def tokens(self, given: object, name: str, cut: Literal["start", "end"] | None) -> list[np.ndarray]:
-        """Return the tokens of each text of a request. Raises RequestError. given, name: as in `tokens_of`.
+        """Return the tokens of each text of a request. Raises RequestError.
 
-        cut: the end at which a text that is too long is cut; None: such a text is an error.
+        given, name: see `tokens_of`.
+        cut: the end at which a text that is too long is cut. None if such a text is an error.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -389,10 +398,7 @@ class EmbeddingWorker:
         return texts
 
     def pairs(self, query: str, documents: Sequence[str], name: str) -> list[np.ndarray]:
-        """Return the tokens of each document joined with the query. Raises RequestError.
-
-        name: the field of the documents.
-        """
+        """Return the tokens of each document joined with the query. Raises RequestError. name: the documents' field."""
         pairs: list[np.ndarray] = []
         for at, pair in enumerate(self._pairing(query, documents)):
             self._check_length(pair, f"{name}[{at}]")  # before the next pair is tokenised
@@ -404,7 +410,7 @@ class EmbeddingWorker:
         return next(self._pairing(query, [document]))
 
     def _check_length(self, tokens: np.ndarray, where: str) -> None:
-        """Raise RequestError for a text that is empty or too long for the model. where: the text's place in the body."""
+        """Raise RequestError for a text that is empty or too long for the model. where: the text's field in the body."""
         size, limit = len(tokens), self.embedder.limit
         if not size:
             raise RequestError(f"{where} is empty: expected a text", param=where)
@@ -429,11 +435,14 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """All that a server computes without generating: tokens, vectors and scores.
+    """Everything that a server computes without generating: tokens, vectors and scores.
 
-    model, name: the served model. texts: the tokeniser of the served model. embedding, reranking: None if the settings ask
-    for none. for_search: the embedder, if it turns each text into one vector. threads: for tokenising texts, and for writing
-    vectors as JSON. beside: models that were loaded only for vectors or scores.
+    model, name: the served model.
+    texts: the tokeniser of the served model.
+    embedding, reranking: the models for vectors and scores. None if the settings ask for none.
+    for_search: the embedder of searches. None if the embedding model does not turn each text into one vector.
+    threads: for tokenising texts, and for writing vectors as JSON.
+    beside: the models that `close` closes, such as models that were loaded only for vectors or scores.
     """
 
     settings: Settings
@@ -492,7 +501,7 @@ class Vectors:
 
     @property
     def computed(self) -> Computed:
-        """The counts of the embedding model and the reranker together."""
+        """The sum of the counts of the embedding model and the reranker."""
         return sum((worker.computed for worker in self.workers), Computed())
 
     @property
@@ -501,7 +510,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the properties of a model under llama-server's names."""
+    """Return the properties of a model by llama-server's names for them."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -519,11 +528,11 @@ def _not_asked_for(kind: str, remedy: str) -> RequestError:
 
 # ---- The embedder and the reranker for an index and its searches. -------------------------------------------------------
 
-POOLED = ("mean", "cls", "last")  # poolings with one vector for a text
-MAX_LETTERS = 8192  # letters at the end of a query that count, since a long message asks its question last
-MARGIN = 0.9  # share of the letters that would fit if all letters had as many tokens
+POOLED = ("mean", "cls", "last")  # poolings that make one vector for a text
+MAX_LETTERS = 8192  # letters: only the end of a longer query counts, since a long message asks its question last
+MARGIN = 0.9  # the share kept of the letters that would fit if all letters took equally many tokens
 AUTO = "auto"  # the model's name decides the prefix
-MOST_PREFIX = 0.5  # share of the tokens that a model takes at once
+MOST_PREFIX = 0.5  # the largest share of the model's input that a prefix may take
 
 
 def can_search(worker: EmbeddingWorker) -> bool:
@@ -532,9 +541,10 @@ def can_search(worker: EmbeddingWorker) -> bool:
 
 
 class Embedding:
-    """Turns the texts of an index and the queries into vectors.
+    """Turns the documents of an index and queries into vectors.
 
-    prefixes: the texts before documents and before queries, as in the model's training. language: as in `Embedder`.
+    prefixes: the texts before documents and before queries, as in the model's training.
+    language: see `Embedder`.
     is_busy: returns whether the engine generates.
     """
 
@@ -544,7 +554,7 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Make an `Embedding` whose prefixes come from the settings, or else from the model's name.
+        """Make an `Embedding` with the prefixes of the settings, or else with the usual prefixes of the model.
 
         Raises SettingsError if a prefix is too long.
         """
@@ -563,9 +573,9 @@ class Embedding:
         return cls(worker, prefixes, PACKAGED[OFFERED].language if is_default else "")
 
     def for_index(self) -> Embedder:
-        """Return the embedder of an index. The digest of the model's files takes seconds the first time.
+        """Return the embedder for an index. Raises ModelError.
 
-        Raises ModelError.
+        The first call for a model takes seconds, to compute the digest of the model's files.
         """
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
@@ -573,7 +583,7 @@ class Embedding:
         return Embedder(" ".join(parts), self.embed, self.language)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, computed while no request waits. Call it in a thread. Raises RequestError."""
+        """Return the vectors of documents, computed while no request waits. Raises RequestError. Call it in a thread."""
         embedder, prefix = self._worker.embedder, self.prefixes.document
         tokens = [embedder.shortened(embedder.tokens(prefix + text)) for text in texts]
         return np.stack(self._worker.compute_in_gaps(tokens))
@@ -584,7 +594,7 @@ class Embedding:
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
-        """Return the tokens of the prefix and a query. If they are too many, the query loses its start."""
+        """Return the tokens of the prefix and a query. If there are too many, the start of the query is cut."""
         embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
@@ -605,10 +615,7 @@ class Reranking:
         return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
-        """Return the tokens of a query and a text.
-
-        If they are too many, the text loses its end and the query its start.
-        """
+        """Return the tokens of a query and a text. If there are too many, the text's end and the query's start are cut."""
         limit = self._worker.embedder.limit
         while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
@@ -618,13 +625,14 @@ class Reranking:
 
 # ---- From the settings to the embedder and the reranker. ----------------------------------------------------------------
 
-TEXTS_ON_GPU = 64  # texts of a call on a GPU; on a CPU a call has one text
+TEXTS_ON_GPU = 64  # the most texts of a call on a GPU; a call on a CPU has one text
 
 
 def load_vectors(settings: Settings, model: Model, name: str, is_busy: Callable[[], bool]) -> Vectors:
     """Load the models for vectors and scores, and make their contexts. Raises ModelError and SettingsError.
 
-    model, name: the served model, which may itself make vectors or scores. is_busy: as in `VectorQueue`.
+    model, name: the served model, which may itself compute vectors or scores.
+    is_busy: see `VectorQueue`.
     """
     reranks = settings.reranking or (settings.embeddings and settings.pooling == "rank")
     embeds = settings.embeddings and not reranks
@@ -652,9 +660,13 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make a worker for the model in a file, or for the served model; None if the settings ask for neither."""
+        """Make a worker for the model in a file, or for the served model. None if the settings ask for neither.
+
+        file: the model's file. Empty if no file is given.
+        is_served: whether the settings ask for the served model.
+        """
         if file and is_served:
-            raise ModelError(f"{file} beside {self.model.path}, or that model itself: choose one of the two")
+            raise ModelError(f"{file} and the served model {self.model.path} cannot both be used: choose one of the two")
         if is_served:
             return self._worker(self.model, self.name, pooling)
         if not file:
@@ -666,7 +678,7 @@ class _Loader:
     def _worker(self, model: Model, name: str, pooling: str) -> EmbeddingWorker:
         kind = model.pooling
         if pooling == "rank" and kind not in ("", "none", "rank"):
-            raise ModelError(f"{model.path} is no reranker: it pools the vectors of a text by {kind}, not by rank")
+            raise ModelError(f"{model.path} is not a reranker: it pools the vectors of a text by {kind}, not by rank")
         settings = EmbedderSettings(
             pooling=pooling,
             max_tokens=self.settings.ubatch_size,

@@ -33,7 +33,7 @@ def test_doctor_times_the_library_in_use_and_says_why_another_is_not(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     title, *lines = done.stdout[done.stdout.index("Tokens a second") :].splitlines()
-    assert title == "Tokens a second with slotcache-demo.gguf on 1 threads, a prompt of 512 and one at a time after it:"
+    assert title == "Tokens a second with slotcache-demo.gguf on 1 threads: prefill of 512, then decode one at a time:"
     rows = {line.split()[0]: line for line in lines}
     assert re.fullmatch(rf"  SLOTCACHE_LLAMA \S+ +{NUMBERS}  in use", rows["SLOTCACHE_LLAMA"])
     assert "not timed: llama.cpp of SLOTCACHE_LLAMA is refused: " in rows["LLAMA_CPP_LIB_PATH"]

@@ -195,7 +195,7 @@ def test_a_damaged_record_is_left_out_of_an_export(tmp_path, capsys):
     found = fill(tmp_path / "there", record(0), record(100))
     found[0].write_bytes(found[0].read_bytes()[:-1] + b"\0")
     _, out, _ = run(capsys, "export", tmp_path / "there", "-o", tmp_path / "kv.tar")
-    assert out.startswith("1 records") and "1 damaged ones are left out" in out
+    assert out.startswith("1 records") and "1 damaged records are left out" in out
 
 
 # ---- archives that no export writes -------------------------------------------------------------------------------------

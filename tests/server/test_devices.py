@@ -176,7 +176,7 @@ def test_doctor_reports_a_card_that_fails(failing, capsys):
 def test_doctor_reports_that_the_device_passes(capsys):
     assert doctor(Settings()) == 0
     printed = capsys.readouterr().out
-    assert f"tried on {devices()[0]}: it computes there, too" in printed and "GPU offload: yes" in printed
+    assert f"tried on {devices()[0]}: it works there, too" in printed and "GPU offload: yes" in printed
 
 
 @pytest.mark.parametrize(("free", "lent"), [(9, 0), (13, 0), (14, 3)])

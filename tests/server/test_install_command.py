@@ -90,7 +90,7 @@ def test_other_bytes_than_the_lock_s_are_refused(registry, capsys):
     tarball.write_bytes(packed("cpu"))
     assert main(["install", "vulkan"]) == 0
     out = capsys.readouterr().out
-    assert "vulkan is not taken: http://127.0.0.1:" in out and "is not what the lock names: another SHA-512" in out
+    assert "vulkan is not used: http://127.0.0.1:" in out and "does not have the SHA-512 in the lock file" in out
     assert not builds.package_folder("vulkan").exists() and builds.installed_builds().builds == ()
 
 
@@ -98,15 +98,17 @@ def test_each_build_that_fails_has_its_reason(registry, capsys, monkeypatch):
     monkeypatch.setattr(builds, "failure_on_card", lambda build, again: "it finds no card")
     assert main(["install", "vulkan"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "vulkan is not taken: it finds no card" in lines and "npm's build for this CPU" in lines[-1]
+    assert "vulkan is not used: it finds no card" in lines and "npm's build for this CPU" in lines[-1]
     assert builds.installed_builds() == InstalledBuilds("vulkan", (), {"vulkan": "it finds no card"})
 
 
 def test_without_a_network_each_step_is_a_line(registry, capsys, monkeypatch):
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
     assert main(["install", "vulkan"]) == 1
-    lines = [line for line in capsys.readouterr().out.splitlines() if "not taken" in line]
-    assert len(lines) == 2 and all("cannot be had" in line and "SLOTCACHE_LLAMA names a folder" in line for line in lines)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not used" in line]
+    assert len(lines) == 2 and all(
+        "cannot be fetched" in line and "SLOTCACHE_LLAMA names a folder" in line for line in lines
+    )
 
 
 def test_the_registry_is_npm_s(tmp_path, monkeypatch):

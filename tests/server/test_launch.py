@@ -212,7 +212,7 @@ def test_each_client_reads_the_name_and_the_key_that_were_written(name, key):
 def test_what_is_no_text_is_refused_with_what_would_do(tmp_path, text):
     model = ServedModel("http://127.0.0.1:9", text, 40_000)
     for wrong in (model, replace(model, name="m", key=text)):
-        with pytest.raises(LaunchError, match=r"is no text, '.*': choose another one with --alias or --api-key"):
+        with pytest.raises(LaunchError, match=r"is not valid text, '.*': choose another with --alias or --api-key"):
             _with_model(wrong, "", CLIENTS["claude"][0], tmp_path / "claude", ["claude"], prints=True)
 
 
@@ -394,7 +394,7 @@ def test_a_server_is_started_for_it_and_ends_with_it(tiny, home):
 def test_printing_writes_and_starts_nothing(tiny, home):
     port = free_port()
     stdout, _, code = launch("opencode", "--print", "-m", tiny, "--port", port, **home)
-    assert code == 0 and f"http://127.0.0.1:{port}/v1" in stdout and "no server answers" in stdout
+    assert code == 0 and f"http://127.0.0.1:{port}/v1" in stdout and "no server runs" in stdout
     assert stdout.splitlines()[-1].endswith("opencode") and "OPENCODE_CONFIG=" in stdout
     assert not Path(home["XDG_CONFIG_HOME"]).exists()
 

@@ -72,7 +72,7 @@ def test_a_link_to_a_folder_is_not_followed(root, tmp_path_factory, capsys):
 def test_a_server_of_an_earlier_version_keeps_its_own(root, capsys):
     with open(lock(root / "files" / "lock")):
         code, out, err = run(capsys, "prune", root, "--batches")
-    assert code == 2 and not out and "a server of an earlier version runs on it" in err and len(err.splitlines()) == 1
+    assert code == 2 and not out and "a server of an earlier version uses this folder" in err and len(err.splitlines()) == 1
     assert all((root / "files" / name).exists() for name in NAMES)
     assert run(capsys, "prune", root, "--batches")[0] == 0
 

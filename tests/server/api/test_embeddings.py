@@ -234,7 +234,7 @@ def test_settings_that_no_server_starts_with(encoder, tiny, tmp_path):
     for settings, path, says in (
         (Settings(), encoder, "--embeddings"),
         (Settings(embeddings=True, embedding_model=missing), encoder, "choose one"),
-        (Settings(reranking=True), encoder, "no reranker: it pools the vectors of a text by mean"),
+        (Settings(reranking=True), encoder, "not a reranker: it pools the vectors of a text by mean"),
         (Settings(ctx_size=512, embedding_model=missing), tiny, "cannot read"),
     ):
         with pytest.raises(ModelError, match=says):

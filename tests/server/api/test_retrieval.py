@@ -313,7 +313,7 @@ def test_an_answer_warns_of_files_that_were_not_read(tiny, tmp_path):
         watcher.state = "reading"
         assert "warnings" not in answer_of(up, "tides", max_tokens=2), "all is read: vectors or a scan may be missing"
         index.progress = replace(index.progress, files_left=1)  # as while it reads
-        warning = "retrieval: 1 of 2 files were read when the search began: the answer may lack the others"
+        warning = "retrieval: 1 of 2 files were read when the search began: the answer may lack the other files"
         assert answer_of(up, "tides", max_tokens=2)["warnings"] == [warning]
         assert "warnings" not in up.chat("tides"), "no search, no warning"
         call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}

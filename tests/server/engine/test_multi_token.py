@@ -159,7 +159,7 @@ def test_its_weights_are_unloaded_with_the_models(right):
 def test_without_the_flag_the_log_says_that_it_is_not_used(right, tiny, tmp_path, caplog):
     caplog.set_level("INFO")
     load(SETTINGS, right).close()
-    assert f"the multi-token head of {right.name} is not used: --spec-type draft-mtp drafts with it" in caplog.text
+    assert f"the multi-token head of {right.name} is not used: --spec-type draft-mtp would use it" in caplog.text
     caplog.clear()
     load(SETTINGS, tiny).close()
     assert "multi-token" not in caplog.text

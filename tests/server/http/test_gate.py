@@ -79,7 +79,7 @@ def test_an_empty_key_starts_no_open_server(monkeypatch, capsys, command, flags,
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(uvicorn.Server, "serve", lambda server: pytest.fail("it serves"))
     assert main([*command, *flags, "--port", "1"]) == 2
-    assert "holds nothing: expected a key" in capsys.readouterr().err
+    assert "is given but empty: expected one or more keys" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

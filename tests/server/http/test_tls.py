@@ -107,7 +107,7 @@ def test_a_client_of_plain_http_is_reported_once_and_hurts_nobody(server, client
                 plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 with closing(plain.makefile("rb")) as answer:
                     assert not answer.read().startswith(b"HTTP")
-    logged = [line for line in caplog.messages if line.startswith("a client was not understood under TLS: ")]
+    logged = [line for line in caplog.messages if line.startswith("TLS with a client failed: ")]
     assert len(logged) == 1 and "HTTP_REQUEST" in logged[0] and "Traceback" not in caplog.text
     assert client.get("/health").status_code == 200
 
@@ -205,7 +205,7 @@ def test_a_server_listens_on_a_socket_file_and_removes_it(tiny, tmp_path, caplog
             assert client.get("/health", headers={"Host": "elsewhere"}).status_code == 200
             assert client.get("/props", headers={"Host": "elsewhere"}).status_code == 403
         assert not server.uvicorn.servers, "it has no port"
-        taken = f"--host {path}: another server listens there: expected a name that is free"
+        taken = f"--host {path}: another server listens there: expected an unused name"
         assert why_taken(Settings(host=str(path))) == taken
         assert "NO API KEY" not in caplog.text
     assert not path.exists()
@@ -225,8 +225,8 @@ def test_an_address_and_a_socket_file_serve_side_by_side_under_tls(tiny, tmp_pat
 def test_what_is_no_place_for_a_socket_file_is_said(tmp_path):
     (tmp_path / "file.sock").write_text("something else")
     for name, line in (
-        ("file.sock", "it is no socket: expected a name that is free"),
-        ("none/a.sock", f"{tmp_path}/none is no folder that this user may write to"),
+        ("file.sock", "the file is not a socket: expected an unused name"),
+        ("none/a.sock", f"{tmp_path}/none is not a folder that this user may write to"),
         ("a" * 200 + ".sock", "AF_UNIX path too long"),
         ("free.sock", ""),
     ):

@@ -896,7 +896,7 @@ def test_an_embedder_beside_gives_its_place_to_a_model_that_comes_back(beside, t
         beside.chat(QUESTION, model="a")
         assert status(beside) == {"a": "loaded", "b": "unloaded", "e": "unloaded"} and not is_mapped(tmp_path / "e.gguf")
         assert metric(beside, "slotcache_vector_models") == metric(beside, "slotcache_vector_loads_total") == 0
-        assert "e.gguf has left memory until its next text" in caplog.text
+        assert "e.gguf is unloaded until its next text" in caplog.text
         assert embed(beside).json()["data"] == first
         assert status(beside) == {"a": "loaded", "b": "unloaded", "e": "loaded"}
         assert metric(beside, "slotcache_vector_models") == metric(beside, "slotcache_vector_loads_total") == 1
