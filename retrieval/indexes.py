@@ -17,7 +17,7 @@ from pathlib import Path
 from ..slots.store.private_folder import lock
 
 LOCK = ".lock"
-NAME = r"(?P<name>[0-9a-f]{16}-\d+(-\d{1,2})?)"  # folders' hash, chunk size, server's number
+NAME = r"(?P<name>[0-9a-f]{16}-\d+(-\d{1,2})?)"  # a hash, the chunk size, a server's number
 FILE = re.compile(NAME + rf"(\{LOCK}|(\.old)?\.(db|part)(-wal|-shm|-journal)?|-[0-9a-f]{{16}}\.ivf)")
 
 

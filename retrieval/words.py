@@ -15,7 +15,7 @@ from .languages import WORDS, language_of
 from .store import Store
 from .terms import fold, sought, words_of
 
-# ---- The words to search for in a question. ------------------------------------------------------------------------------
+# ---- The words to search for in a question. -----------------------------------------------------------------------------
 
 MAX_LETTERS, MAX_WORDS = 8192, 64  # read from the end of a query: a long message has its question last
 
@@ -109,7 +109,7 @@ def _text(connection: sqlite3.Connection, number: int) -> tuple[str, str, int]:
     return row
 
 
-# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of the file's score. ------------------------------------------
+# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of the file's score. -----------------------------------------
 # FTS5's own BM25 has a fixed `b`, counts each spelling as a different word, and gives no score for a word that half of
 # the documents have.
 
