@@ -156,7 +156,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
-    """Return numbers and cosines of the nearest vectors in some clusters. group: the clusters' nearness, and their numbers."""
+    """Return numbers and cosines of the nearest vectors in a group of clusters. group: their nearness, their numbers."""
     faiss, (nearness, clusters) = _faiss(), group
     cosines, numbers = np.empty(limit, np.float32), np.empty(limit, np.int64)
     arrays = map(faiss.swig_ptr, (np.ascontiguousarray(clusters), np.ascontiguousarray(nearness), cosines, numbers))

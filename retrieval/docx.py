@@ -29,7 +29,7 @@ NUMERALS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRom
 CODE = re.compile("[0-9A-Fa-f]{1,8}")  # of a symbol, in hexadecimal digits
 PLACE = re.compile(r"%([1-9])")  # the place of a level's number in a marker
 PROPERTIES = {"pPr", "rPr", "tblPr", "tblGrid", "trPr", "tcPr", "sdtPr", "sectPr", "instrText", "delInstrText", "ffData"}
-GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # letters of the font Symbol, from each code on
+GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # the font Symbol, by first code
 WINGDINGS = {0x6F: "☐", 0xA8: "☐", 0xFE: "☒", 0xFD: "☒", 0x78: "☒", 0xFC: "✓", 0xE0: "→", 0xA7: "▪", 0xB7: "•"}
 
 

@@ -75,7 +75,7 @@ HEADING = re.compile(r" {0,3}(#{1,6})(?![^ \t])(.*)")
 CLOSING = re.compile(r"(?<![^ \t])#+$")  # after a heading
 ATTRIBUTES = re.compile(r"(?<![ \t])[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
 UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
-FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # inline code may begin with as many backticks, but has more of them later in the line
+FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # inline code may begin with as many, and ends in its line
 LIST_OR_TABLE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s|\s*\|")
 TABLE_HEAD = re.compile(
     r"(?=[^\n]*\|)[^\n]*+\n(?=[^\n|]*\|)[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+(?=\n)"

@@ -289,7 +289,7 @@ def _string(get: Callable[..., int]) -> str:
 
 
 def _unshown(notes: Sequence[tuple[str, str, raw.FS_RECTF]], parts: Sequence[Line], number: int) -> Iterator[Line]:
-    """Yield the fields' values and the notes that are missing in the page's text, at their places, with the fields' names."""
+    """Yield the values of fields (after their names) and the notes that the page's text lacks, at their places."""
     shown = {word for part in parts for word in WORD.findall(part.text)} if notes else set()
     size = parts[0].size if parts else 10.0
     for name, text, place in notes:

@@ -15,7 +15,7 @@ import Stemmer
 
 # ---- Words. A mark belongs to its letter; `C++` and `C#` are words. -----------------------------------------------------
 
-HAVE_MARKS = (*range(0x300, 0x3100), *range(0xA66F, 0xABEF), *range(0xFB1E, 0xFE30))  # without Han and Hangul, which have no marks
+HAVE_MARKS = (*range(0x300, 0x3100), *range(0xA66F, 0xABEF), *range(0xFB1E, 0xFE30))  # Han and Hangul have no marks
 ALL_MARKS = [code for code in HAVE_MARKS if category(chr(code))[0] == "M"]
 
 

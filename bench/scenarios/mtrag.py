@@ -1,4 +1,4 @@
-"""MT-RAG's human conversations, with their history and questions, and documents of a real retriever."""
+"""Measures MT-RAG's human conversations, with documents from a real retriever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..trace import mtrag
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One means of reuse, added to the earlier parts: request fields, server flags, and whether sessions share KV."""
+    """One kind of reuse that is added to the earlier parts: request fields, server flags, and whether sessions share KV."""
 
     name: str
     fields: dict[str, Any]
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send all turns. For every arm each turn's history has the documents of earlier turns."""
+    """Send all turns to every arm. The history of a turn has the documents of earlier turns."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:
@@ -86,7 +86,7 @@ def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:
     if theirs is None:
         return []
     own = outcomes[-2 if parts else 0]
-    computed = p50 = nan  # unless both answered every query
+    computed = p50 = nan  # a figure needs all answers of both arms
     if not problems([own, theirs]):
         computed = own.total("computed_tokens") / theirs.total("computed_tokens")
         p50 = own.ttft.p50 / theirs.ttft.p50

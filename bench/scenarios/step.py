@@ -1,4 +1,4 @@
-"""The part of a step's time outside llama.cpp, by the context length of the streams. slotcache reports the figures."""
+"""Measures the time of a step outside llama.cpp, by the context length of the streams. slotcache reports the figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = 20
 PAUSE = 0.05
 """Seconds between two readings."""
 STREAMED = 3.0
-"""Seconds in which the event loop's time is measured: long beside the time of two readings."""
+"""Seconds in which the event loop's time is measured: much longer than two readings take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _seconds(client: Client, length: int, streams: int) -> tuple[float, float]:
-    """Return the median time outside llama.cpp of steps in which all streams generate, and the event loop's time a token."""
+    """Return the median seconds outside llama.cpp of a step with all streams, and the event loop's seconds per token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
 
