@@ -400,7 +400,7 @@ class PromptSizer:
         for words in PROBES:
             result = await client.ask(Query("probe", 1, _text(f"probe {words}", words)), sampling=once)
             if result.error or not result.prompt_tokens:
-                raise BenchError(f"the server does not tell the length of a prompt: {result.error or 'no usage'}")
+                raise BenchError(f"the server does not report the length of a prompt: {result.error or 'no usage'}")
             lengths.append(result.prompt_tokens)
         per_word = (lengths[1] - lengths[0]) / (PROBES[1] - PROBES[0])
         return cls(per_word, lengths[0] - per_word * PROBES[0])

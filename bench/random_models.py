@@ -542,7 +542,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("out", type=Path, help="the GGUF file to write")
     parser.add_argument("--seed", type=int, default=0)
     for name in ("layers", "width", "heads", "kv_heads", "feed_forward", "vocabulary", "context"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"other than the named shape's {name}")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{name}, if it differs from the named shape's")
     parser.add_argument("--quantisation", help="F32, F16, Q8_0 or Q4_0")
     chosen = parser.parse_args(argv)
     named = [field.name for field in fields(SHAPES[chosen.shape])]

@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser, context: int = 16384, slots: in
     """Add the options that scenarios share. The defaults depend on the scenario."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
-    text = "the one that is generated: a Llama, or a hybrid of the Qwen 3.5 kind (default: %(default)s)"
+    text = "the model to generate: a Llama, or a hybrid like Qwen 3.5 (default: %(default)s)"
     add("--bench-model", choices=BENCH_MODELS, default="dense", help=text)
-    add("--url", help="measure the server that runs there, and start none")
+    add("--url", help="measure the server at this URL, and start none")
     add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
     add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
     add("-c", "--ctx-size", type=int, default=context, help="context of each server, tokens (default: %(default)s)")
@@ -63,7 +63,7 @@ def add_clients(parser: argparse.ArgumentParser) -> None:
     """Add the options for the number of clients and the pause after each answer."""
     add = parser.add_argument
     add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
-    text = "seconds in which one client reads an answer and the server may do idle work (default: %(default)s)"
+    text = "seconds after each answer of a single client, in which the server may do idle work (default: %(default)s)"
     add("--pause", type=float, default=0.2, help=text)
 
 

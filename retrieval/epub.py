@@ -58,7 +58,7 @@ class _Book:
             if item is None or get(item, "media-type") not in PAGES or name not in self._package:
                 continue
             if name in locked:
-                raise Unreadable("it is protected: only the reader that it was bought for shows its text")
+                raise Unreadable("it is protected: only the e-reader that it was bought for can open it")
             markup = _page(self._package.read(name))
             if "nav" in get(item, "properties").split():
                 self._outline.leave_out("contents", LexborHTMLParser(markup).text())

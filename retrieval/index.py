@@ -308,7 +308,7 @@ class Index:
                 self._maker.start()
             else:
                 self._may_cluster = False
-                way = "pip install 'slotcache[ann]' has them searched in clusters"
+                way = "pip install 'slotcache[ann]' makes this faster with clusters"
                 logger.warning("each search compares all %d vectors of the documents: %s", len(self.vectors), way)
         try:
             if made := self._maker.made(seconds):
@@ -333,7 +333,7 @@ class Index:
                 logger.info("%d vectors are searched in %d clusters", len(clusters), clusters.num_clusters)
                 return clusters
         except ClusterError as error:
-            logger.warning("the clusters of the vectors cannot be used: %s; they are made again, of the vectors", error)
+            logger.warning("the clusters of the vectors cannot be used: %s; they will be made again", error)
             self.store.clusters = ""
         return VectorIndex(*self.store.vectors())
 

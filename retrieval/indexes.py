@@ -50,7 +50,7 @@ class KeptIndex:
     used: float
 
     def __str__(self) -> str:
-        return ", ".join(self.paths) or f"{self.name}, which an earlier version has made"
+        return ", ".join(self.paths) or f"{self.name}, made by an earlier version"
 
     def remove(self) -> bool:
         """Delete the files of the index. Return False if a server uses the index. Raises OSError."""

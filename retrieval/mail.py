@@ -27,7 +27,7 @@ PICTURE = "image/"
 MAX_INSIDE = 3  # nested mails
 MAX_PARTS = 1000
 HALF = 0.5  # of the HTML's letters: a plain text with fewer letters is not the same text
-TOO_DEEP = "it is a mail in a mail, too often to be read"
+TOO_DEEP = "it has too many mails nested in each other"
 
 
 def read_mail(data: bytes, outline: Outline, read: Read) -> None:

@@ -32,7 +32,7 @@ UNSEEN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
 FILLED = {raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX}
 MEANINGLESS = re.compile(r"[\x00\x01\x03-\x08\x0e-\x1f\x7f-\x9f\ufffd\ue000-\uf8ff]")
 MOST_MEANINGLESS = 0.1  # of a page's letters
-OCR = "a program that recognises text, such as ocrmypdf, makes it readable"
+OCR = "run OCR on it first, for example with ocrmypdf"
 NO_LETTERS = f"its fonts do not say which letters they show: {OCR}"
 
 

@@ -116,7 +116,7 @@ class _RtfReader:
 
     def _begin(self) -> None:
         if len(self._stack) > MAX_GROUPS:
-            raise Unreadable(f"it has more than {MAX_GROUPS:,} groups in each other")
+            raise Unreadable(f"it has more than {MAX_GROUPS:,} nested groups")
         self._stack.append(self._state)
         self._is_starred = False
 

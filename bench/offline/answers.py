@@ -304,17 +304,17 @@ Rows = dict[str, Figures]  # by way
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench answers`."""
     add = parser.add_argument
-    add("-m", "--model", type=Path, required=True, help="GGUF that was trained: random weights have no answers")
-    add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help="folder of MT-RAG; without it, made-up turns alone")
+    add("-m", "--model", type=Path, required=True, help="a trained GGUF, since random weights give no answers")
+    add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help="MT-RAG's folder; without it, only generated turns")
     every = ",".join(way.name for way in WAYS)
-    add("--ways", default=every, help="some of %(default)s, beside those that they are compared with (default: all)")
-    add("--turns", type=int, default=0, help="of each kind, rounded up to whole conversations; 0: all, of made-up ones 160")
+    add("--ways", default=every, help="some of %(default)s; the ways to compare them with are added (default: all)")
+    add("--turns", type=int, default=0, help="turns of each kind, in whole conversations; 0: all, or 160 generated ones")
     add("-k", type=int, default=4, help="documents of a turn (default: %(default)s)")
     add("--longest", type=int, default=LONGEST, help="tokens of a turn; a conversation ends there (default: %(default)s)")
-    add("-n", "--max-tokens", type=int, default=MOST, help="of a greedy answer (default: %(default)s)")
-    add("--out", type=Path, default=Path("answers"), help="folder of points; what is there stays (default: %(default)s)")
+    add("-n", "--max-tokens", type=int, default=MOST, help="tokens of a greedy answer (default: %(default)s)")
+    add("--out", type=Path, default=Path("answers"), help="folder of points, which are measured once (default: %(default)s)")
     add("--seed", type=int, default=0)
-    add("-t", "--threads", type=int, default=0, help="0: one for each fast core")
+    add("-t", "--threads", type=int, default=0, help="threads; 0: one for each fast core")
     add("-ngl", "--gpu-layers", type=int, default=-1, help="layers on the GPU; -1: as many as fit")
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench retrieval`."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
-    add("--embedding-model", type=Path, metavar="GGUF", help="measure vectors and the fused ranking, too")
+    add("--embedding-model", type=Path, metavar="GGUF", help="also measure vectors and the fused ranking")
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of that model (default: %(default)s)")
 
 

@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--documents-attention", choices=("joint", "separate"), default="joint", help="default: %(default)s")
-    add("--ahead", action="store_true", help="with separate: all documents are read once before the measurement")
-    add("--joint", action="store_true", help="with separate: an arm that reads them jointly, too")
-    add("--cache-reuse", type=int, default=0, metavar="N", help="with separate: an arm of llama-server with this flag, too")
+    add("--ahead", action="store_true", help="with separate: read all documents once before the measurement")
+    add("--joint", action="store_true", help="with separate: add an arm with joint attention")
+    add("--cache-reuse", type=int, default=0, metavar="N", help="with separate: add an arm of llama-server with this flag")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
 

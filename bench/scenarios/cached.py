@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, max_tokens=32)
     add = parser.add_argument
     add("--prompt-tokens", type=int, default=4000, help="length of the prompt (default: %(default)s)")
-    add("--repeats", type=int, default=10, help="times it is asked again (default: %(default)s)")
+    add("--repeats", type=int, default=10, help="how often the prompt is sent again (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=20, help="conversations (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
     add("--words", type=int, default=40, help="words of each user message (default: %(default)s)")
-    add("--opening", type=int, default=0, help="words of each first message, where they differ (default: those of all)")
+    add("--opening", type=int, default=0, help="words of each first message (default: as --words)")
     add("--seed", type=int, default=0)
 
 

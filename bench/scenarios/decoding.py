@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, slots=16, max_tokens=128)
     add = parser.add_argument
     add("--streams", type=_numbers, default=(1, 4, 8, 16), help="streams at a time (default: 1,4,8,16)")
-    add("--prompt-tokens", type=int, default=256, help="prompt of each stream (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=256, help="tokens of each stream's prompt (default: %(default)s)")
     add("--llama-batched-bench", metavar="PATH", help="default: the program beside --llama-server")
 
 

@@ -50,11 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, context=4096, slots=2)
     add = parser.add_argument
     add("--prompts", type=int, default=16, help="default: %(default)s")
-    add("--prompt-tokens", type=int, default=970, help="of each (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=970, help="tokens of each prompt (default: %(default)s)")
     add("--cache-ram", type=int, default=16, help="MiB of host memory: too little for the prompts (default: %(default)s)")
-    add("--cache-disk", type=int, default=4000, help="MiB (default: %(default)s)")
-    add("--records", type=int, default=100_000, help="made ones in a folder; 0: leave this out (default: %(default)s)")
-    add("--pairs", type=int, default=8, help="of requests without a hit; 0: leave this out (default: %(default)s)")
+    add("--cache-disk", type=int, default=4000, help="MiB of disk (default: %(default)s)")
+    add("--records", type=int, default=100_000, help="generated records; 0 skips this part (default: %(default)s)")
+    add("--pairs", type=int, default=8, help="pairs of requests without a hit; 0 skips this part (default: %(default)s)")
     parser.set_defaults(flash_attn="off")  # then answers with KV from disk are bit-equal
 
 

@@ -258,9 +258,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--only", default=",".join(TRIALS), help="trials (default: %(default)s)")
     add("-m", "--model", type=Path, default=MODEL, help="GGUF to serve (default: the embedded model)")
-    add("--seconds", type=float, help="of each attack (default: its own: 3 behind a fault, 600 of mixed load)")
-    add("--clients", type=int, help="of each attack (default: its own: 2,000 that are half open, 6 of mixed load)")
-    add("-t", "--threads", type=int, default=1, help="of the server (default: %(default)s)")
+    add("--seconds", type=float, help="seconds of each attack (default: depends on the trial, 3 for a fault, 600 for mixed)")
+    add("--clients", type=int, help="clients of each attack (default: depends on the trial, such as 2,000 for half-open)")
+    add("-t", "--threads", type=int, default=1, help="threads of the server (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
 
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench fanout`."""
     add_options(parser, context=32768, slots=8, max_tokens=8)
     add = parser.add_argument
-    add("--requests", type=int, default=8, help="at once (default: %(default)s)")
+    add("--requests", type=int, default=8, help="requests at once (default: %(default)s)")
     add("--prompt-tokens", type=int, default=2600, help="length of the prompt (default: %(default)s)")
 
 

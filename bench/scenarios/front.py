@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--seed", type=int, default=1)
-    add("--nginx", metavar="PATH", help="nginx, which hashes the affinity header; without it those arms are left out")
+    add("--nginx", metavar="PATH", help="nginx, for arms with two engines; without it, these arms are left out")
 
 
 def run(args: argparse.Namespace) -> Report:

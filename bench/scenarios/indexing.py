@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench indexing`."""
     add_options(parser)
     add = parser.add_argument
-    add("--files", type=int, default=100, help=f"files of a window, of {SECTIONS} documents each (default: %(default)s)")
+    add("--files", type=int, default=100, help=f"files of a window, with {SECTIONS} chunks each (default: %(default)s)")
     add("--windows", type=int, default=5, help="windows in which files are read (default: %(default)s)")
     add("--quiet", type=float, default=5.0, help="seconds of each window without files (default: %(default)s)")
-    add("--embedding-model", metavar="GGUF", help="compute vectors, too: beside a stream there may be none")
+    add("--embedding-model", metavar="GGUF", help="also compute vectors, which must wait while the stream runs")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--query-form", choices=("lastturn", "rewrite", "questions"), default="rewrite", help="default: %(default)s")
     add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
     add("--sessions", type=int, default=8, help="conversations, 0 for all (default: %(default)s)")
-    add("--turns", type=int, default=3, help="turns of each, 0 for all (default: %(default)s)")
+    add("--turns", type=int, default=3, help="turns of each conversation, 0 for all (default: %(default)s)")
     add("--active", type=int, default=4, help="conversations interleaved at a time (default: %(default)s)")
     add("--parts", action="store_true", help="one arm for each part of slotcache, added to the parts before it")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")

@@ -229,11 +229,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, max_tokens=6)
     every = ",".join(way.name for way in PARTS)
     add("--parts", default=every, help="rate: arms with a part switched off, '' for none (default: %(default)s)")
-    add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
-    text = "folder of points; what is there stays (default: %(default)s)"
+    add("--quick", action="store_true", help="few requests and few points, to see whether it runs; no result")
+    text = "folder of points; points in it are not measured again (default: %(default)s)"
     add("--out", type=Path, default=Path("paper"), help=text)
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
-    text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
+    text = "rate: memory for idle KV in both servers, as a share of the trace's whole KV (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
     text = "rate, memory, steady: RAGCache++'s bursts, shuffled, or RAGCache's popular documents (default: %(default)s)"
     add("--trace", choices=TRACES, default=TRACES[0], help=text)

@@ -28,11 +28,11 @@ DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench relay`."""
     add = parser.add_argument
-    add("--requests", type=int, default=200, help="of each arm, a round (default: %(default)s)")
-    add("--chunks", type=int, default=400, help="of the one long stream of each arm, a round (default: %(default)s)")
-    add("--gap", type=float, default=5.0, help="ms between them (default: %(default)s)")
-    add("--streams", type=int, default=0, metavar="N", help="as many run beside everything (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="all arms in turn (default: %(default)s)")
+    add("--requests", type=int, default=200, help="requests of each arm in a round (default: %(default)s)")
+    add("--chunks", type=int, default=400, help="chunks of each arm's long stream in a round (default: %(default)s)")
+    add("--gap", type=float, default=5.0, help="ms between two chunks (default: %(default)s)")
+    add("--streams", type=int, default=0, metavar="N", help="streams beside the measured requests (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="rounds, each with all arms in turn (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:

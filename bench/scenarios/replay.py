@@ -251,12 +251,12 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
     """Add the options of `slotcache bench agent --replay`."""
     add = parser.add_argument
     add("--replay", action="store_true", help="replay one recorded session with sub-agents, in place of the tasks")
-    add("--size", type=int, default=12000, metavar="TOKENS", help="of its longest prompt (default: %(default)s)")
+    add("--size", type=int, default=12000, metavar="TOKENS", help="of the session's longest prompt (default: %(default)s)")
     add("--cache-ram", type=int, default=1024, help="MiB of host memory of each server (default: %(default)s)")
-    text = "start each server anew in the middle of the session (default: %(default)s)"
+    text = "restart each server in the middle of the session (default: %(default)s)"
     add("--restart", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--turns", action="store_true", help="print what each request computed, in each arm")
-    add("--billing", action="store_true", help="also by /v1/messages, with a changing billing line and without one")
+    add("--billing", action="store_true", help="add arms of /v1/messages, with and without a billing line that changes")
 
 
 def run(args: argparse.Namespace) -> Report:
@@ -355,7 +355,7 @@ def _floors(played: dict[str, list[Session]]) -> list[str]:
     """Return lines about the least number of tokens that any server must compute."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
-    text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"
+    text = f"{new:,} tokens come after the longest prefix shared with an earlier prompt of the session"
     return [text, f"{unseen:,} tokens have text that the session had not sent before"]
 
 

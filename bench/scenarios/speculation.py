@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--turns", type=int, default=15, help="questions, each asked in every way (default: %(default)s)")
     add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
-    add("--words", type=int, default=60, help="of a document (default: %(default)s)")
-    add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
+    add("--words", type=int, default=60, help="words of a document (default: %(default)s)")
+    add("--stages", type=int, default=4, help="stages of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
-    add("--busy", type=int, default=0, help="only turns beside this many streams, fewer than slots (default: none)")
+    add("--busy", type=int, default=0, help="measure only turns beside this many streams, fewer than slots (default: none)")
 
 
 def run(args: argparse.Namespace) -> Report:

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `slotcache bench stall`."""
     add_options(parser)
     add = parser.add_argument
-    add("--max-stall", type=int, default=300, help="given to slotcache serve, ms (default: %(default)s)")
+    add("--max-stall", type=int, default=300, help="the flag of slotcache serve, in ms (default: %(default)s)")
     add("--prompt-tokens", type=int, default=6000, help="length of the prefill (default: %(default)s)")
     add("--streams", type=int, default=3, help="streams that run during the prefill (default: %(default)s)")
 

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="GGUF", help="two models or more")
     add("--swaps", type=int, default=20, help="default: %(default)s")
-    add("--conversations", type=int, default=8, help="of each model (default: %(default)s)")
-    add("--words", type=int, default=300, help="of the first turn of each (default: %(default)s)")
-    add("--requests", type=int, default=0, help="then so many requests of 8 clients over all models (default: %(default)s)")
+    add("--conversations", type=int, default=8, help="conversations with each model (default: %(default)s)")
+    add("--words", type=int, default=300, help="words of each conversation's first turn (default: %(default)s)")
+    add("--requests", type=int, default=0, help="more requests, from 8 clients to all models (default: %(default)s)")
     add("--model-turn", type=int, default=2, help="default: %(default)s")
     add("--cache-ram", type=int, default=2048, help="MiB of KV in the memory of each server (default: %(default)s)")
     add("-c", "--ctx-size", type=int, default=8192, help="context of each server, tokens (default: %(default)s)")
