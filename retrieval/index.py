@@ -333,7 +333,7 @@ class Index:
                 logger.info("%d vectors are searched in %d clusters", len(clusters), clusters.num_clusters)
                 return clusters
         except ClusterError as error:
-            logger.warning("the clusters of the vectors cannot be used: %s; they will be made again", error)
+            logger.warning("the clusters of the vectors cannot be used: %s; they are made again", error)
             self.store.clusters = ""
         return VectorIndex(*self.store.vectors())
 
