@@ -376,7 +376,7 @@ async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[in
         try:
             prepared[index] = await client.prepare(queries[index])
         except UNREADY:
-            continue  # sent later without preparation, it fails again and its result has the error
+            continue  # it is prepared again later, and then its result has the error
     return prepared
 
 

@@ -125,7 +125,7 @@ def _own_seconds() -> float:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of the values' mean; not a number for fewer than two values."""
+    """Return half the width of the mean's 95 % confidence interval; not a number for fewer than two values."""
     count = len(values)
     if count < 2:
         return nan

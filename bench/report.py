@@ -33,11 +33,11 @@ class BenchError(Exception):
 
 
 class ServerError(BenchError):
-    """A server that did not start, with the end of its log."""
+    """A server did not start. The message has the end of its log."""
 
 
 class Skip(BenchError):
-    """A scenario that cannot run here, for example because its data is not on this machine. Exit code 0."""
+    """A scenario cannot run here, for example because its data is missing. Exit code 0."""
 
 
 # ---- The origin of a result: machine, versions, commit, date. -----------------------------------------------------------
@@ -76,7 +76,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the checkout's commit, with `+` if files differ from it; None for an installed package."""
+    """Return the commit of the checkout, with `+` if files differ from the commit; None for an installed package."""
     folder = Path(__file__).resolve().parents[1]
     if not (folder / ".git").exists() or not (commit := _output("git", ["-C", str(folder), "rev-parse", "HEAD"])):
         return None

@@ -114,7 +114,7 @@ def chats(number: int, max_tokens: int) -> list[Body]:
         {
             "messages": [{"role": "user", "content": one.question}],
             "documents": [{"id": name, "text": CORPUS.documents[name].text} for name in one.ranked],
-            "document_order": "retrieval",  # the same prompt each time: the cache must not change it
+            "document_order": "retrieval",  # a fixed order, so that the cache does not change the prompt
             "cache_prompt": True,
             "cache_scope": f"bystander {number}",
             "max_tokens": max_tokens,
@@ -331,7 +331,7 @@ ACTS: dict[str, tuple[float, Act]] = {
     "slot": (1, lambda one: one.answered(f"/slots/{one.rng.randrange(2)}?action={one.rng.choice(SAVED)}", FILE)),
     "nonsense": (1, Visitor.nonsense),
 }
-"""By name: the weight of an act in the mix, and the act."""
+"""The acts by name, each with its weight in the mix."""
 
 
 # ---- Rude clients -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ..slots.scope import Scope
 from .report import percentile
 from .trace import Query, burst
 
-CELLS = 2200  # for six and a half prompts
+CELLS = 2200  # enough for six and a half prompts
 SLOTS = 4
 SYSTEM, DOCUMENT, QUESTION, ANSWER = 10, 64, 8, 16  # tokens
 STEP, TOKEN = 0.005, 0.001  # simulated seconds of a step, and of each token in it

@@ -205,7 +205,7 @@ def open_clusters(store: Store) -> Clusters | None:
 
 
 class ClusterMaker:
-    """Makes the file of clusters of a database in another process. One thread may use it; any thread may close it."""
+    """Makes the cluster file of a database, in another process. One thread may use it; any thread may close it."""
 
     def __init__(self, database: Path) -> None:
         self._database = self._file = database
@@ -213,7 +213,7 @@ class ClusterMaker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started, and `made` has not seen its end yet."""
+        """Whether the process was started and `made` has not noticed its end yet."""
         return self._process is not None
 
     def start(self) -> None:

@@ -98,7 +98,7 @@ def _guess(data: bytes) -> str:
         encodings = [match.encoding for match in from_bytes(text, cp_isolation=[*GUESSED], enable_fallback=False)]
     if not encodings:
         raise Unreadable("its encoding is not known: save it as UTF-8")
-    return max(encodings, key=lambda encoding: _likelihood(text.decode(encoding, "replace")))  # the first of equal ones
+    return max(encodings, key=lambda encoding: _likelihood(text.decode(encoding, "replace")))  # of equal scores, the first
 
 
 def _likelihood(text: str) -> tuple[int, int]:

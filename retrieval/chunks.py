@@ -75,7 +75,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A block, or a part of a long one. glue: the text between it and the piece before it."""
+    """A block, or a part of a long block. glue: the text between this piece and the piece before it."""
 
     text: str
     tokens: int
@@ -91,7 +91,7 @@ def embedded_text(title: str, text: str) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Estimate the tokens of a text without a vocabulary."""
+    """Estimate the number of tokens in a text without a vocabulary."""
     size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
 

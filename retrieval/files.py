@@ -157,7 +157,7 @@ def directories(folder: Folder) -> Iterator[Path]:
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder. Raises OSError, also for a folder that can be listed but not entered."""
+    """Return the entries of a folder. Raises OSError, also if the folder can be listed but not entered."""
     with os.scandir(os.path.join(path, ".")) as entries:
         return list(entries)
 

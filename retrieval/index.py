@@ -280,11 +280,11 @@ class Index:
         return len(numbers)
 
     def _suits(self) -> bool:
-        """Whether there is an embedder, and it knows the language of the documents."""
+        """Whether there is an embedder that knows the language of the documents."""
         return self._embedder is not None and suits(self.store, self._embedder.language)
 
     def is_in(self, language: str) -> bool:
-        """Whether most documents are in a language, as a sample from the index shows."""
+        """Whether most documents are in a language, by a sample from the index."""
         return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
@@ -353,7 +353,7 @@ def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:
 
 
 def suits(store: Store, language: str) -> bool:
-    """Whether most chunks are in an embedder's language, as a sample shows. language: empty if the embedder knows any."""
+    """Whether most chunks are in an embedder's language, by a sample. language: empty if the embedder knows any language."""
     return not language or store.share_in(language) >= MOSTLY
 
 

@@ -1,4 +1,4 @@
-"""The frequent words of languages, which show the language of a text."""
+"""Guesses the language of a text by its frequent words."""
 
 from __future__ import annotations
 

@@ -28,20 +28,20 @@ MAX_CUTS = 6  # cuts of a page, across or along, into parts that are read in tur
 EDGE = 2  # lines at the top and the bottom of a page that may repeat
 CHAIN = 3  # pages, at most two apart, on which a line must repeat to be kept only once
 CONTENTS = re.compile(r"(?<!\.)(?<!\. )(?:\. ?){5,}+\s*+([\divxlc]*)$")  # the end of a line of a table of contents
-DOTTED, DOTTED_WIDE = "....", ". . . ."  # one of them is in such a line
+DOTTED, DOTTED_WIDE = "....", ". . . ."  # such a line has one of these
 DOTS = re.compile(r"\s*(?:\. ?){5,}\s*")
 PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
 ROMAN = re.compile(r"[ivxl]{1,7}")
 ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 DIGITS = re.compile(r"\d+")
 LETTER = re.compile(r"[^\W\d_]")
-LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two of them
+LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two letters
 SIGNS = re.compile(r"[\W_]+")
 COUNTED = re.compile(
     r"\A\s*(?i:(?:chapter|appendix|section|part)(?:\s+|(?=\d)))?"
     r"(?:\d{1,4}|[A-Z]|[a-z](?=[.)])|(?=[IVXL])(?:X[LC]|L?X{0,3})(?:I[VX]|V?I{0,3}))(?:\.\d+)*[.:)]?\s+"
 )
-"""The number before a heading: digits, a letter alone or a Roman number, no word."""
+"""The number before a heading: digits, a single letter or a Roman number, but no word."""
 
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
 DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # replaced with a dash, with which the items of all formats begin
@@ -289,7 +289,7 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
-    """Leave out lines of a printed table of contents if their titles are on later pages. Shorten the dots of others."""
+    """Leave out lines of a printed table of contents if their titles are on later pages. Shorten the dots of all others."""
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
     titles: dict[str, int] = {}  # the last page of each line
@@ -319,7 +319,7 @@ def _contents(text: str) -> re.Match[str] | None:
 
 
 def _is_page(number: str, pages: int) -> bool:
-    """Whether a number may be a page's; Roman numbers may count the first pages."""
+    """Whether a number may be a page number. A Roman number may be, since it may count the first pages."""
     return not number.isdecimal() or int(number) <= pages
 
 

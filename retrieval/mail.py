@@ -100,7 +100,7 @@ class _Mail:
             self._add_part(parts[-1], depth)
 
     def _add_attached(self, parts: Sequence[Message], depth: int) -> None:
-        """Add the attachments in parts whose text is not read."""
+        """Add only the attachments in parts, not the text."""
         for part in (inner for outer in parts for inner in outer.walk()):
             if part.get_content_disposition() == "attachment" and not part.is_multipart():
                 self._add_attachment(part, depth)
@@ -121,7 +121,7 @@ class _Mail:
             self._outline.leave_out(ATTACHMENT, "".join(_plain_text(part) for part in mail.walk()))
 
     def _add_attachment(self, part: Message, depth: int) -> None:
-        """Add an attached file under its name, or the name alone if the file cannot be read."""
+        """Add an attached file under its name. If the file cannot be read, only note its name."""
         data, name = _bytes(part), _filename(part)
         suffix = PurePath(name).suffix.lower() or (".txt" if part.get_content_type() == "text/plain" else "")
         if suffix == ".eml":
@@ -194,7 +194,7 @@ def _header(message: Message, name: str) -> str:
 
 
 def _decoded(value: str) -> str:
-    """Return a header or a name, decoded."""
+    """Return a decoded header or file name."""
     try:
         text = str(make_header(decode_header(value)))
     except (HeaderParseError, MessageError, LookupError, ValueError):  # an unknown encoding

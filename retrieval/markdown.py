@@ -20,7 +20,7 @@ LOGGED = re.compile(
     r"\W{0,2}(?:\d{4}[-/.]\d\d[-/.]\d\d|\d\d[-/.]\d\d[-/.]\d{2,4}|[A-Z][a-z]{2} [ \d]\d) ?.?\d\d:\d\d"
     r"|\W{0,2}\d\d:\d\d:\d\d|\S{1,80} \S{1,80} \S{1,80} \[\d\d/[A-Z][a-z]{2}/\d{4}:"
 )
-"""The time at the start of a log's line, or after the names in a web server's log."""
+"""The time at the start of a log line, or after the names in a line of a web server's log."""
 LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that show whether a text is a log; the least lines of a log
 
 
@@ -63,7 +63,7 @@ def read_table(data: bytes, outline: Outline) -> None:
     try:
         table = list(csv.reader((f"{line}\n" for line in lines), delimiter=max(DELIMITERS, key=first.count)))
         rows = [BETWEEN_CELLS.join(" ".join(cell.split()) for cell in row) for row in table if any(map(str.strip, row))]
-    except csv.Error:  # a quotation mark that nothing closes
+    except csv.Error:  # a quotation mark without an end
         rows = [line for line in lines if line.strip()]
     outline.has_records = True
     outline.add_block("\n".join(rows), has_lines=True, head="".join(rows[:1]))
@@ -197,7 +197,7 @@ def _closes(line: str, fence: str) -> bool:
 
 
 def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yield each line without its end, and where it starts."""
+    """Yield the start of each line, and the line without its end."""
     while start < len(text):
         stop = text.find("\n", start)
         stop = len(text) if stop < 0 else stop

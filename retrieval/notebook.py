@@ -85,6 +85,6 @@ def _count_pictures(data: dict[str, Any], outline: Outline) -> bool:
 
 
 def _joined(text: object) -> str:
-    """Return a text that may be a list of its lines."""
+    """Return a text as one string, also if it is a list of lines."""
     lines = text if isinstance(text, list) else [text]
     return "".join(line for line in lines if isinstance(line, str)).replace("\r\n", "\n")

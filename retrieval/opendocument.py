@@ -67,7 +67,7 @@ class _OdfText:
 
 
 class _OdfStyles:
-    """The styles of a document: their names and parents, the hidden ones, and the numbers of lists."""
+    """The styles of a document: their names and parents, whether they are hidden, and the numbering of lists."""
 
     def __init__(self, roots: list[Element]) -> None:
         self._parents: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The parts of a document that is a ZIP file, and their XML."""
+"""Reads documents that are ZIP files: their parts, and the XML in these."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Package:
 
 @contextmanager
 def broken_as(kind: str) -> Iterator[None]:
-    """Raise Unreadable for any error of a broken ZIP file or of broken XML. kind: the kind of document, with an article."""
+    """Raise Unreadable for any error from a broken ZIP file or broken XML. kind: the kind of document with its article."""
     try:
         yield
     except (Unreadable, MemoryError):
@@ -117,7 +117,7 @@ def parse(data: bytes) -> Element:
 
 
 def tag_of(element: Element) -> str:
-    """Return an element's name without its namespace: one namespace has two names, and elements of all differ."""
+    """Return an element's name without its namespace, which has two spellings. No name is in several namespaces."""
     return element.tag.rpartition("}")[2]
 
 

@@ -90,7 +90,7 @@ def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
 
 
 def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
-    """Return a page, and the share of its letters that mean nothing. number: from 0. Raises PdfiumError."""
+    """Return a page, and the share of its letters without a meaning. number: from 0. Raises PdfiumError."""
     page = document[number]
     try:
         notes = list(_notes(page, document.formenv)) if raw.FPDFPage_GetAnnotCount(page) > 0 else []
@@ -110,7 +110,7 @@ def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
 
 
 def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
-    """Return the share of letters that mean nothing. PDFium leaves some of them out of the text."""
+    """Return the share of letters without a meaning. PDFium omits some of these from the text."""
     num_hidden = raw.FPDFText_CountChars(page) - _units(text)
     letters = sum(map(len, text.split()))
     return (len(MEANINGLESS.findall(text)) + max(num_hidden, 0)) / max(letters, 1)
@@ -124,7 +124,7 @@ Word = tuple[str, int, int]
 
 
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
-    """Yield the lines of a page in the order in which they were written, each cut at its wide gaps."""
+    """Yield the lines of a page in the order of writing, each cut at its wide gaps."""
     units = _units(text)
     letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
     words_of = _words if units == len(text) else _words_in_units
@@ -241,7 +241,7 @@ class _Letters:
 
 @lru_cache(maxsize=256)
 def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
-    """Return whether a font is one for code, and whether it is bold."""
+    """Return whether a font is for code, and whether it is bold."""
     font = name.decode("utf-8", "replace").lower()
     is_code = bool(flags & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
     return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
@@ -251,7 +251,7 @@ def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
 
 
 def _notes(page: pdfium.PdfPage, form: pdfium.PdfFormEnv | None) -> Iterator[tuple[str, str, raw.FS_RECTF]]:
-    """Yield the name, the text and the place of each field of a form, note and signature that may show something."""
+    """Yield the name, the text and the place of each visible form field, note and signature."""
     for index in range(min(raw.FPDFPage_GetAnnotCount(page), MAX_NOTES)):
         note = raw.FPDFPage_GetAnnot(page, index)
         if not note:
@@ -281,7 +281,7 @@ def _filled(field: object, form: pdfium.PdfFormEnv) -> tuple[str, str]:
 
 
 def _string(get: Callable[..., int]) -> str:
-    """Return a text that PDFium writes into a buffer of UTF-16, with a zero after it."""
+    """Return a text that PDFium writes into a buffer, as UTF-16 with a final zero."""
     size = get(None, 0)
     buffer = (ctypes.c_ushort * (size // 2 + 1))()
     get(buffer, size)

@@ -1,4 +1,4 @@
-"""The child process that reads files, and its messages."""
+"""Starts the child process that reads files, and exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class FileReader:
 
 
 def start_module(name: str, *arguments: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start a process that calls `main` of a module of `retrieval`."""
+    """Start a process that calls `main` of the module `name` of `retrieval`, with these arguments."""
     command = [sys.executable, "-c", START, str(ROOM.parent), str(ROOM), name, *arguments]
     return start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 

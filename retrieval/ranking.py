@@ -40,7 +40,7 @@ def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[
 # ---- Search by vectors: exact, over all vectors. `ann` has a search for many vectors. -----------------------------------
 
 Nearest = list[tuple[int, float]]
-"""The numbers of the chunks nearest to a query, the nearest first, with their cosines."""
+"""The numbers and cosines of the chunks nearest to a query, nearest first."""
 
 
 class VectorSearch(Protocol):

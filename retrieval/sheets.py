@@ -330,7 +330,7 @@ class NumberFormat:
 
 
 def _positive(code: str) -> str:
-    """Return the section of a format for positive numbers: up to a semicolon that is not quoted."""
+    """Return the section of a format for positive numbers, which ends at a semicolon that is not quoted."""
     for match in TOKEN.finditer(code):
         if match["other"] == ";":
             return code[: match.start()]
@@ -338,7 +338,7 @@ def _positive(code: str) -> str:
 
 
 def plain(number: float) -> str:
-    """Return a number that has no format, rounded so that the error of its last binary digit does not show."""
+    """Return a number without a format, rounded so that binary rounding errors do not show."""
     return f"{number:.{PRECISION}g}"
 
 

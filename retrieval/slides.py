@@ -118,7 +118,7 @@ def _rows(table: Element) -> Iterator[Element]:
 
 
 def _level(paragraph: Element) -> int | None:
-    """Return the level of an item, from 0; None for a paragraph that has no bullet."""
+    """Return the level of a list item, from 0; None for a paragraph without a bullet."""
     about = child_of(paragraph, "pPr")
     kinds = {tag_of(element) for element in about} if about is not None else set()
     level = min(max(int_of(get(about, "lvl"), 0), 0), MAX_LEVEL)

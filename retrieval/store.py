@@ -24,7 +24,7 @@ FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
 SAMPLE = 1000  # chunks that show the language of all chunks
-NEWEST = 20  # files, and chunks of each, whose headings are looked at
+NEWEST = 20  # newest files, and chunks of each, whose headings may become first questions
 MOST_LETTERS = 80  # letters of a heading that is used as a first question
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
@@ -184,7 +184,7 @@ class Store:
         return count
 
     def digest(self, path: str) -> str:
-        """Return the digest of a file that was read; empty for any other path."""
+        """Return the digest of a file in the index; empty for an unknown path."""
         with self.reading() as connection:
             row = connection.execute("select hash from file where path = ?", (path,)).fetchone()
         return row[0] if row else ""
@@ -250,7 +250,7 @@ class Store:
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
     def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that need a vector. after: as for `vectors`."""
+        """Return number, title, text and tokens of the next chunks that need a vector. after: as in `vectors`."""
         query = """
             select number, title, text, tokens from chunk
             where number > ? and is_embedded and not exists (select 1 from vector where chunk = number)
@@ -301,7 +301,7 @@ class Store:
             connection.execute("insert or replace into origin values ('clusters', ?)", (known,))
 
     def check(self) -> None:
-        """Raise AssertionError if the index is not whole."""
+        """Raise AssertionError if the index is inconsistent."""
         with self.reading() as connection:
             assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
             for violation, query in VIOLATIONS.items():

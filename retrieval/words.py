@@ -118,7 +118,7 @@ FILE_WEIGHT, OF_FILE = 0.2, 3  # the weight of a file's score, and the number of
 
 
 class _Statistics:
-    """How frequent words are in the index, and how long its chunks are."""
+    """The frequencies of words in the index, and the lengths of chunks."""
 
     def __init__(self, connection: sqlite3.Connection, words: Sequence[tuple[str, ...]]) -> None:
         (averages,) = connection.execute("select block from words_data where id = 1").fetchone()

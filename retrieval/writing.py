@@ -74,7 +74,7 @@ class StoredChunk:
     places: tuple[Place, ...]
 
 
-# ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
+# ---- The tables of the index, and the rules that every consistent index keeps. ------------------------------------------
 
 VERSION = 6
 """The version of the tables and of their content (readers, chunks, terms). An index of another version is rebuilt."""
@@ -99,7 +99,7 @@ SCHEMA = (
     "create index place_chunk on place(chunk)",
     "create table vector(chunk integer primary key, x blob not null)",
     "create table popularity(chunk integer primary key, uses integer not null)",
-    # `terms` is a function of each connection.
+    # `terms` is a function that `connect` defines for each connection.
     "create view told as select number, terms(title, language) as title, terms(text, language) as text from chunk",
     # The table is not contentless, because deleting from a contentless table needs SQLite 3.43. Rows are added without a
     # trigger: a statement with a trigger opens a savepoint, at which FTS5 flushes, and a chunk takes a third more time.

@@ -100,7 +100,7 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the requests of all tasks, and compare the prompts of slotcache with those of llama-server."""
+    """Send the requests of all tasks, and compare slotcache's prompts with llama-server's prompts."""
     tasks = spread(tasks_of(args), args.tasks)
     if args.replay:
         return replay.run(args)

@@ -181,7 +181,7 @@ async def dawdling(stage: Stage) -> None:
 
 
 async def crowding(stage: Stage) -> None:
-    """Crowd the server from another process, so that this process has only the bystanders."""
+    """Open connections from another process, so that this process has only the bystanders."""
     with ProcessPoolExecutor(1, get_context("spawn"), tie_to_parent) as pool:
         crowd = pool.submit(rude.crowd, stage.server.url, stage.clients, stage.seconds)
         stage.notes.append(f"{await asyncio.wrap_future(crowd):,} connections were opened")
@@ -294,7 +294,7 @@ def report(found: Mapping[str, tuple[Stage, list[str]]]) -> Report:
 
 
 def complaints(trial: Trial, stage: Stage) -> list[str]:
-    """Return one line for each event that must not happen."""
+    """Return one line for each observation that is not allowed."""
     right = {one.prompt: one.text for one in stage.quiet}
     found = [f"the quiet run failed: {one.error}" for one in stage.quiet if one.error or not one.ended_once]
     found += stage.wrongs
@@ -372,7 +372,7 @@ async def _attack(trial: Trial, stage: Stage) -> None:
 
 
 async def _bystand(trial: Trial, http: aiohttp.ClientSession, meanwhile: Awaitable[Any]) -> list[Ending]:
-    """Return the requests of all bystanders during `meanwhile`."""
+    """Run the bystanders during `meanwhile`. Return all their requests."""
     enough, asked = asyncio.Event(), {"chats": lambda number: rude.chats(number, OUTPUT), "texts": rude.texts}.get(trial.ask)
     async with asyncio.TaskGroup() as clients:
         bodies = [asked(number) for number in range(BYSTANDERS)] if asked else []

@@ -55,7 +55,7 @@ async def _seconds(client: Client, length: int, streams: int) -> tuple[float, fl
     (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
 
     async def keep_asking() -> None:
-        while True:  # a small model ends its answers soon
+        while True:  # a small model gives short answers
             (await client.ask(query, sampling=replace(client.sampling, max_tokens=1000))).answered()
 
     tasks = [asyncio.create_task(keep_asking()) for _ in range(streams)]

@@ -85,7 +85,7 @@ class Talk:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Let all conversations of a model take a turn, then those of the next model, and so on. Raises BenchError."""
+    """Let all conversations with a model take a turn, then all with the next model, and so on. Raises BenchError."""
     if len(args.models) < 2:
         raise BenchError("expected two models or more")
     port, files = free_port(), [part for file in args.models for part in ("-m", str(file))]

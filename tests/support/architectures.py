@@ -183,7 +183,7 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
             if layer >= LAYERS:
                 model.head(block, model.random(WIDTH, 2 * WIDTH))
             if layer >= LAYERS - 1:
-                model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # with a gate for each number
+                model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # each number has a gate
                 model.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
                 model.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
                 model.matrix(f"{block}.attn_output", WIDTH, WIDTH)

@@ -158,7 +158,7 @@ class Chatting(Life):
 
 
 def most_tokens(part):
-    """Return the most tokens of a part, with hints of two tokens."""
+    """Return the most tokens that a part may have. Hints have two tokens."""
     if isinstance(part, Fixed):
         return part.num_tokens
     return sum(map(len, part.tokens)) + len(part.location) + (2 if part.hint else 0)

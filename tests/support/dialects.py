@@ -95,7 +95,7 @@ class Dialect(ABC):
         return {"max_tokens": most, "stop": stop}
 
     def tools(self, **parameters: Body) -> Body:
-        """Return the fields of a request that has to call one of these functions, once."""
+        """Return the fields of a request whose answer must call one of these functions, once."""
         made = [{"type": "function", "function": {"name": name, "parameters": one}} for name, one in parameters.items()]
         return {"tools": made, "tool_choice": "required", "parallel_tool_calls": False, "ignore_eos": False}
 

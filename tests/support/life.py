@@ -234,7 +234,7 @@ class Life(RuleBasedStateMachine):
     @rule(of=st.integers(0, 60))
     @precondition(lambda self: self.open)
     def cancel(self, of):
-        job = self.open[of % len(self.open)]  # no draw depends on the cache, whose sets have no order
+        job = self.open[of % len(self.open)]  # draws must not depend on the cache, whose sets have no order
         SEEN["cancelled running" if job.sequence else "cancelled waiting"] += 1
         self.open.remove(job)
         self.scheduler.finish(job)

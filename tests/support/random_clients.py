@@ -8,7 +8,7 @@ from support.chat_wishes import PAGES, QUESTIONS
 
 Act = dict[str, Any]
 CHAT, RAW, TEXT, WARM = "/v1/chat/completions", "/completion", "/v1/completions", "/v1/cache/warm"
-CANNED = ("Zounds, as the page says.", "Quite so.", "Vexing: no page says that.")  # no model begins an answer so
+CANNED = ("Zounds, as the page says.", "Quite so.", "Vexing: no page says that.")  # no model starts an answer like these
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 LONGEST = 4000  # most characters of a chat's messages
 LONG_PAGES = [replace(page, id=f"{page.id}-all", text=" ".join(one.text for one in PAGES[:4])) for page in PAGES[:2]]
