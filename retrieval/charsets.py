@@ -56,7 +56,7 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return the encoding of UTF-16 text without a mark. Raises Unreadable for other data with zero bytes, as binary."""
+    """Return the byte order of UTF-16 text without a mark. Raises Unreadable for other data with zero bytes."""
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")
     for encoding in order:

@@ -1,7 +1,7 @@
 """Cuts sections into chunks, the units of search and of KV reuse.
 
-If a heading fits into one chunk with everything below it, that is a chunk. Otherwise the text under the heading is cut
-between paragraphs. Chunks never overlap, because repeated text would need KV twice. An edit changes only the chunk around
+A heading and everything below it are one chunk if they fit. Otherwise the text under the heading is cut between
+paragraphs. Chunks never overlap, because repeated text would need KV twice. An edit changes only the chunk around
 it, so the KV and the vectors of other chunks stay valid. Therefore no chunk goes beyond its heading, and the place of a cut
 depends on the paragraphs near it, not on the number of paragraphs before it.
 """

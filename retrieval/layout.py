@@ -540,9 +540,9 @@ def _begin(title: str) -> str:
 
 
 def _titles(page: Sequence[Line], begins: set[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return the texts of one to three lines of a page. Each has places: the first line's index, and the number of lines.
+    """Return the texts of one to three lines of a page, with all places of each text.
 
-    begins: the first letters of the wanted titles.
+    A place is the index of the first line, and the number of lines. begins: the first letters of the wanted titles.
     """
     titles: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for at, line in enumerate(page):

@@ -49,8 +49,10 @@ class VectorSearch(Protocol):
     def __len__(self) -> int: ...
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest chunks so far, several times, and whether they are final. Arguments as in
-        `VectorIndex.search`."""
+        """Yield the nearest chunks found so far, several times, and whether they are final.
+
+        Arguments as in `VectorIndex.search`.
+        """
         ...
 
 

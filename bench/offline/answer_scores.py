@@ -41,7 +41,7 @@ def cited(answer: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A mean difference and its 95 % interval. conversations, turns: the numbers of conversations and turns behind it."""
+    """A mean difference and its 95 % interval. conversations, turns: the numbers of compared conversations and turns."""
 
     mean: float
     low: float

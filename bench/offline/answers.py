@@ -302,7 +302,7 @@ Rows = dict[str, Figures]  # by way
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench answers`."""
+    """Add the options of `slotcache bench answers`."""
     add = parser.add_argument
     add("-m", "--model", type=Path, required=True, help="a trained GGUF, since random weights give no answers")
     add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help="MT-RAG's folder; without it, only generated turns")

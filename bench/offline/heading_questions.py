@@ -109,8 +109,9 @@ def _without(section: Section, paths: Sequence[tuple[str, ...]], taken: re.Patte
 
 
 def _has_text_of(chunk: Chunk, texts: Sequence[str]) -> bool:
-    """Whether a text contains the chunk's start, or the chunk a text's start. Short texts, which may be anywhere, do not
-    count.
+    """Whether a text contains the start of the chunk, or the chunk contains the start of a text.
+
+    Short texts do not count, because they may be anywhere.
     """
     start = chunk.text[:START]
     return any(text[:START] in chunk.text or (len(start) == START and start in text) for text in texts if len(text) >= START)

@@ -20,7 +20,7 @@ LEAST = {64: 0.40, 256: 0.38}  # required share of cached tokens, by the number 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench queue`."""
+    """Add the options of `slotcache bench queue`."""
     add = parser.add_argument
     add("--waiting", default="64,256,1024", help="numbers of requests that wait at once (default: %(default)s)")
     add("--seed", type=int, default=0)

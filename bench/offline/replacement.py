@@ -137,7 +137,7 @@ DEEPER = 0.75 / 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench replacement`."""
+    """Add the options of `slotcache bench replacement`."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/ and mooncake/")
     add("--requests", type=int, default=4000, help="most requests of each trace, 0 for all (default: %(default)s)")

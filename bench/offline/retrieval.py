@@ -37,7 +37,7 @@ Ranking = Callable[[str], Awaitable[list[int]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench retrieval`."""
+    """Add the options of `slotcache bench retrieval`."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
     add("--embedding-model", type=Path, metavar="GGUF", help="also measure vectors and the fused ranking")

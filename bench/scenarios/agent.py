@@ -76,7 +76,7 @@ CACHED = ASKED | {"cache_prompt": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench agent`."""
+    """Add the options of `slotcache bench agent`."""
     add_options(parser, context=32768)
     add_clients(parser)
     add = parser.add_argument

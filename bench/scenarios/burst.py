@@ -14,7 +14,7 @@ LIST_AT_MOST = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench burst`."""
+    """Add the options of `slotcache bench burst`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument

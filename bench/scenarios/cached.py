@@ -12,7 +12,7 @@ from ..servers import add_options, arms_for, measured_in_rounds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench cached`."""
+    """Add the options of `slotcache bench cached`."""
     add_options(parser, max_tokens=32)
     add = parser.add_argument
     add("--prompt-tokens", type=int, default=4000, help="length of the prompt (default: %(default)s)")

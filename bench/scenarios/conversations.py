@@ -32,7 +32,7 @@ class Continuation:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench conversations`."""
+    """Add the options of `slotcache bench conversations`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument

@@ -22,7 +22,7 @@ REQUIRED = 0.90
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench decode`."""
+    """Add the options of `slotcache bench decode`."""
     add_options(parser, slots=16, max_tokens=128)
     add = parser.add_argument
     add("--streams", type=_numbers, default=(1, 4, 8, 16), help="streams at a time (default: 1,4,8,16)")

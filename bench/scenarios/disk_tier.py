@@ -46,7 +46,7 @@ class Index:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench disk`."""
+    """Add the options of `slotcache bench disk`."""
     add_options(parser, context=4096, slots=2)
     add = parser.add_argument
     add("--prompts", type=int, default=16, help="default: %(default)s")
@@ -94,8 +94,9 @@ def _disk(args: argparse.Namespace, folder: Path) -> tuple[str, ...]:
 
 
 def _ask_and_kill(args: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Result]], float]:
-    """Ask the prompts cold, again, and after a kill. Return all results, and the seconds from the restarted server's ready
-    state to its first request.
+    """Ask the prompts cold, again, and after a kill of the server. Return all results, by these names.
+
+    Also return the seconds from the moment when the new server is ready to its first request.
     """
     arm, port = _arm(args, "disk", _disk(args, folder)), free_port()
     assert arm.command is not None

@@ -254,7 +254,7 @@ TRIALS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench endurance`."""
+    """Add the options of `slotcache bench endurance`."""
     add = parser.add_argument
     add("--only", default=",".join(TRIALS), help="trials (default: %(default)s)")
     add("-m", "--model", type=Path, default=MODEL, help="GGUF to serve (default: the embedded model)")

@@ -29,7 +29,7 @@ class Burst:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench fanout`."""
+    """Add the options of `slotcache bench fanout`."""
     add_options(parser, context=32768, slots=8, max_tokens=8)
     add = parser.add_argument
     add("--requests", type=int, default=8, help="requests at once (default: %(default)s)")

@@ -119,7 +119,7 @@ def _proxy(nginx: str, ports: Sequence[int], folder: Path) -> Server:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench front`."""
+    """Add the options of `slotcache bench front`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument

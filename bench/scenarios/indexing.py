@@ -53,7 +53,7 @@ class Measured:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench indexing`."""
+    """Add the options of `slotcache bench indexing`."""
     add_options(parser)
     add = parser.add_argument
     add("--files", type=int, default=100, help=f"files of a window, with {SECTIONS} chunks each (default: %(default)s)")

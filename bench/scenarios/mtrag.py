@@ -38,7 +38,7 @@ PARTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench mtrag`."""
+    """Add the options of `slotcache bench mtrag`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument

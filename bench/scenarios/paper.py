@@ -222,7 +222,7 @@ class Findings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench paper`."""
+    """Add the options of `slotcache bench paper`."""
     add = parser.add_argument
     panels = "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items())
     add("name", choices=(*PANELS, "all"), help=f"panel: {panels}")

@@ -26,7 +26,7 @@ DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench relay`."""
+    """Add the options of `slotcache bench relay`."""
     add = parser.add_argument
     add("--requests", type=int, default=200, help="requests of each arm in a round (default: %(default)s)")
     add("--chunks", type=int, default=400, help="chunks of each arm's long stream in a round (default: %(default)s)")

@@ -36,7 +36,7 @@ START = "import ray; ray.init('local', include_dashboard=False); from ray.serve.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench replicas`."""
+    """Add the options of `slotcache bench replicas`."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
     add("--replicas", type=int, default=2, help="default: %(default)s")

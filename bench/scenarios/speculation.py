@@ -38,7 +38,7 @@ class StagedQuestion:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench speculation`."""
+    """Add the options of `slotcache bench speculation`."""
     add_options(parser, max_tokens=4)
     add = parser.add_argument
     add("--turns", type=int, default=15, help="questions, each asked in every way (default: %(default)s)")

@@ -64,7 +64,7 @@ class _RunningStream:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench stall`."""
+    """Add the options of `slotcache bench stall`."""
     add_options(parser)
     add = parser.add_argument
     add("--max-stall", type=int, default=300, help="the flag of slotcache serve, in ms (default: %(default)s)")

@@ -22,7 +22,7 @@ STREAMED = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench step`."""
+    """Add the options of `slotcache bench step`."""
     add_options(parser, context=20000, slots=8)
     add = parser.add_argument
     add("--contexts", default="4000,16000", help="tokens of each stream's prompt (default: %(default)s)")

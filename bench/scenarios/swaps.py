@@ -23,7 +23,7 @@ EARLY = 10  # swaps between two readings of memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench models`."""
+    """Add the options of `slotcache bench models`."""
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="GGUF", help="two models or more")
     add("--swaps", type=int, default=20, help="default: %(default)s")

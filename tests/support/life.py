@@ -406,7 +406,7 @@ class Life(RuleBasedStateMachine):
             assert job.computed == 0 or known_cells[job.computed - 1] == known
 
     def look_at_phases(self, plan=None):
-        """Check that each request's phase agrees with the queue, its tokens and the next step. A finished one stays so."""
+        """Check that each request's phase agrees with the queue, its tokens and the next step. Nothing follows DONE."""
         spans = {span.request: span for span in plan.spans} if plan else {}
         for job, before in self.phases.items():
             now, span, answered = job.phase, spans.get(job.request.id), job.num_tokens - job.num_prompt
