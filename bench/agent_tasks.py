@@ -1,4 +1,4 @@
-"""Tasks of an agent with tools: a user's questions about files, the tool that reads the files, and the chat template."""
+"""Tasks for an agent with tools: a user's questions about files, the tool that reads the files, and the chat template."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-"""ChatML with tools. Templates without tools are filled in by each server in its own words: prompts would differ."""
+"""ChatML with tools. With a template without tools, each server would write tools in its own words, so prompts would
+differ."""
 
 
 @contextmanager
 def template_flag() -> Iterator[str]:
-    """Yield the flag that makes either server use TEMPLATE. The template's file exists while the context lasts."""
+    """Yield the flag that makes either server use TEMPLATE. The template's file exists within the context."""
     with TemporaryDirectory(prefix="slotcache-bench-") as folder:
         file = Path(folder) / "agent.jinja"
         file.write_text(TEMPLATE, "utf-8")
@@ -56,10 +57,10 @@ def template_flag() -> Iterator[str]:
 
 
 # ---- Tasks --------------------------------------------------------------------------------------------------------------
-# The tasks of ClawTasks: what a user asks of an agent turn by turn, and the files that it reads for each turn.
+# The tasks of ClawTasks: a user's questions to an agent turn by turn, and the files that the agent reads for each turn.
 
 File = tuple[str, str]
-"""The path as the user writes it, and the text."""
+"""The path of a file as the user writes it, and its text."""
 
 _PATH = re.compile(r"[\w/]+\.(?:txt|py)\b")
 
@@ -81,15 +82,17 @@ class Task:
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All files, in the order of reading."""
+        """All files, in the order in which they are read."""
         return tuple(file for turn in self.turns for file in turn.files)
 
 
 def read_tasks(path: Path, characters: int = 0) -> list[Task]:
-    """Return the tasks whose files are all in the data, in the order of their names.
+    """Return the tasks whose files are all in the data, sorted by name.
 
-    path: the folder with `claw-tasks/` and `data/workspace/`, or its parent. characters: how much of each file is read,
-    rounded to whole lines; 0: all. Raises OSError if a folder is missing, ValueError if the data has no such task.
+    path: the folder with `claw-tasks/` and `data/workspace/`, or its parent folder.
+    characters: the characters read from each file, rounded to whole lines; 0: all.
+
+    Raises OSError if a folder is missing, ValueError if the data has no such task.
     """
     folder = path / "clawtasks" if (path / "clawtasks").is_dir() else path
     texts = {file.name: _cut(file.read_text("utf-8"), characters) for file in sorted((folder / "data/workspace").iterdir())}
@@ -105,16 +108,13 @@ def read_tasks(path: Path, characters: int = 0) -> list[Task]:
 
 
 def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Return `count` of the tasks at equal distances; all of them for 0."""
+    """Return `count` tasks at equal distances in the list; 0: all tasks."""
     count = min(count or len(tasks), len(tasks))
     return [tasks[at * len(tasks) // count] for at in range(count)]
 
 
 def queries(tasks: Sequence[Task]) -> Iterator[Query]:
-    """Yield an agent's requests. For each turn these are the user's question and then, if the turn has files, the files.
-
-    A query with files has no question.
-    """
+    """Yield an agent's requests: for each turn a query with the question, then a query with the files if there are any."""
     for task in tasks:
         for number, turn in enumerate(task.turns, 1):
             yield Query(task.name, number, turn.question)

@@ -1,4 +1,4 @@
-"""The README's chart, drawn from a result file: python -m slotcache.bench.chart docs/benchmarks/ttft.json docs/ttft.svg"""
+"""Draws the README's chart from a result file: python -m slotcache.bench.chart docs/benchmarks/ttft.json docs/ttft.svg"""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-WIDTH, LABELS, ROW, TOP, LINE = 760, 340, 62, 34, 16  # pixels; LABELS: left of the bars
-SCALE = WIDTH - LABELS - 60  # pixels of a bar as long as llama-server's
+WIDTH, LABELS, ROW, TOP, LINE = 760, 340, 62, 34, 16  # pixels; LABELS: the space left of the bars
+SCALE = WIDTH - LABELS - 60  # pixels of llama-server's bar
 OURS, THEIRS, INK = "#2f81f7", "#afb8c1", "#6e7781"  # legible on light and on dark pages
 
 
 def svg(results: Mapping) -> str:
-    """Return a pair of bars for each workload: slotcache's bar over a pale bar of length 1 for llama-server.
+    """Return a picture with a pair of bars for each workload: slotcache's over a pale bar of length 1 for llama-server.
 
-    The conditions are below the bars, since the picture may be shown without the README.
+    The conditions are below the bars, because the picture may be shown without the README.
     """
     rows, conditions = results["workloads"], [results[name] for name in ("arms", "engine", "model", "measured")]
     below = TOP + ROW * len(rows) + 8
@@ -34,7 +34,7 @@ def svg(results: Mapping) -> str:
 
 
 def _row(y: int, row: Mapping) -> Iterator[str]:
-    """Yield the lines of a workload: its name and its machine, its two bars, its figure."""
+    """Yield the lines of a workload: its labels, its two bars, and its figure."""
     length = round(SCALE * row["ratio"])
     yield _text(LABELS - 12, y + 14, row["name"], size=14, anchor="end")
     yield _text(LABELS - 12, y + 30, row["about"], anchor="end")

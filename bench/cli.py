@@ -1,4 +1,4 @@
-"""`slotcache bench`: measure this server, and other servers beside it, over HTTP."""
+"""`slotcache bench`: measure this server over HTTP, and compare it with other servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scenario:
 
     name: str
     module: str
-    """Relative to this package."""
+    """Its name, relative to this package."""
     help: str
 
     def load(self) -> ModuleType:
@@ -33,7 +33,7 @@ class Scenario:
             raise BenchError(f"{self.name} needs {error.name or error}: pip install 'slotcache[bench]'") from None
 
 
-# A scenario is imported when it is chosen: scenarios need different packages.
+# A scenario is imported only when it is chosen, because scenarios need different packages.
 _ALL = (
     Scenario("burst", ".scenarios.burst", "bursts of questions with overlapping documents"),
     Scenario("mtrag", ".scenarios.mtrag", "human multi-turn RAG conversations"),
@@ -66,8 +66,8 @@ SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one scenario and print its report. Return the exit code.
 
-    0: the scenario ran, even if a bar was missed. 1: requests failed that must not fail. 2: the scenario cannot run. 130: it
-    was ended by ctrl-C, SIGTERM or SIGHUP.
+    0: the scenario ran, even if a bar was missed. 1: requests failed that must not fail. 2: the scenario cannot run. 130:
+    ctrl-C, SIGTERM or SIGHUP ended it.
     """
     with ends_in_order():
         return _main(sys.argv[1:] if argv is None else argv)

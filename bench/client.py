@@ -1,4 +1,4 @@
-"""The client of a benchmark: sends many requests at a time, with prompts of a given size."""
+"""The client of a benchmark, which sends many requests at a time, with prompts of a given size."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from .server_api import DocumentUse, History, Sampling, ServerApi, StreamChunk
 from .trace import Query, prose
 
 STALL_SECONDS = 600
-"""A request fails after this time without a byte: a hung server must not hang the bench."""
+"""A request fails after this time without a byte, so that a hung server does not hang the bench."""
 
 JSON = {"Content-Type": "application/json"}
 UNREADY = (aiohttp.ClientError, TimeoutError, KeyError, ValueError)
-"""Errors of the preparation of a request."""
+"""Errors while a request is prepared."""
 
 
 class StreamError(Exception):
-    """A stream that reported an error or ended without its final event."""
+    """A stream reported an error, or ended without its final event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request, as its client saw it. Times are seconds of the client's monotonic clock, lengths are tokens.
+    """One request, as its client saw it. Times are in seconds, lengths in tokens.
 
-    started: the moment just before sending. arrivals: seconds from `started` to each chunk with a token. documents: in the
-    order of the prompt, if the server reports them. error: one line; None if the request succeeded.
+    started: the time just before the request was sent, on the client's monotonic clock.
+    arrivals: the seconds from `started` to each chunk with a token.
+    documents: the documents in the order of the prompt, if the server reports them.
+    error: the error in one line; None if the request succeeded.
     """
 
     started: float
@@ -52,19 +54,19 @@ class Result:
     error: str | None = None
 
     def answered(self) -> Result:
-        """Return the result. Raises BenchError if the request failed."""
+        """Return this result. Raises BenchError if the request failed."""
         if self.error:
             raise BenchError(self.error)
         return self
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token; not a number if no token came."""
+        """Seconds to the first token; not a number if no token arrived."""
         return self.arrivals[0] if self.arrivals else float("nan")
 
     @property
     def figures(self) -> dict[str, Any]:
-        """All figures as JSON values, except the clock's reading. Times are rounded to 0.1 ms."""
+        """All figures as JSON values, except `started`. Times are rounded to 0.1 ms."""
         return {
             "latency": round(self.latency, 4),
             "arrivals": [round(arrival, 4) for arrival in self.arrivals],
@@ -90,7 +92,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """A request that is encoded and ready to send. session, turn: from its query, for the journal."""
+    """A request that is encoded and ready to send. session, turn: session and turn of its query, for the journal."""
 
     path: str
     body: bytes
@@ -99,7 +101,7 @@ class EncodedRequest:
 
 
 class _Stream:
-    """The part of an answer that has arrived. If a figure comes twice, the last value counts."""
+    """The received part of an answer. If a figure arrives twice, the last value counts."""
 
     def __init__(self, api: ServerApi, started: float, on_token: Callable[[float], None] | None) -> None:
         self._api, self._started, self._on_token = api, started, on_token
@@ -111,9 +113,9 @@ class _Stream:
         self.figures: dict[str, Any] = {}
 
     def receive(self, data: bytes) -> None:
-        """Store bytes that just arrived; decode them now only if `on_token` waits for tokens, else at the end.
+        """Store bytes that just arrived. They are decoded now only if `on_token` waits for tokens, otherwise at the end.
 
-        Client and server share a machine: decoding JSON during the answer would slow the server.
+        Client and server share a machine, so decoding JSON during the answer would slow the server.
         """
         self._received.append((perf_counter(), data))
         if self._on_token:
@@ -160,9 +162,9 @@ class _Stream:
 
 
 class Client:
-    """Sends queries to the server at `url` through its API. An async context manager; requests may run side by side.
+    """Sends queries to the server at `url` through its API. An async context manager. Requests may run at the same time.
 
-    name: of the arm; the journal stores each result under this name. Empty: the journal stores no result.
+    name: the name of the arm, under which the journal stores each result. If it is empty, the journal stores no result.
     """
 
     def __init__(self, url: str, api: ServerApi, sampling: Sampling | None = None, name: str = "") -> None:
@@ -171,9 +173,9 @@ class Client:
         self.sampling = sampling or Sampling()
 
     async def __aenter__(self) -> Client:
-        # A new connection for each request: the server may close an idle connection just before the next request uses it.
+        # Each request has a new connection. The server may close an idle connection just before the next request uses it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        # trust_env is off by default: a proxy between the bench and a server on this machine would be measured too.
+        # trust_env stays off: a proxy between the bench and a server on this machine would be measured too.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=STALL_SECONDS)
         self.http = aiohttp.ClientSession(self.url, connector=connector, timeout=timeout)
         return self
@@ -195,7 +197,7 @@ class Client:
         sampling: Sampling | None = None,
         on_token: Callable[[float], None] | None = None,
     ) -> Result:
-        """Prepare and send a query. An error is a result with an `error`, never an exception."""
+        """Prepare and send a query. An error gives a result with an `error`, never an exception."""
         try:
             request = await self.prepare(query, history, sampling)
         except UNREADY as error:
@@ -203,7 +205,7 @@ class Client:
         return await self.send(request, on_token)
 
     async def send(self, request: EncodedRequest, on_token: Callable[[float], None] | None = None) -> Result:
-        """Stream one answer. The clock starts just before sending; `on_token` gets the clock's reading at every token."""
+        """Stream one answer. The clock starts just before sending. `on_token` gets the time of each token on this clock."""
         status, problem = 0, None
         started = perf_counter()
         stream = _Stream(self.api, started, on_token)
@@ -225,7 +227,7 @@ class Client:
         return result
 
     async def gauge(self, name: str) -> float:
-        """Return a value of slotcache's `/metrics`. Raises BenchError if the server has no value of this name."""
+        """Return a value from slotcache's `/metrics`. Raises BenchError if the server has no value with this name."""
         async with self.http.get("/metrics") as answer:
             text = await answer.text()
         found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
@@ -248,12 +250,12 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-# ---- A closed loop: each client sends its next query when its last one is answered. And an open one. --------------------
+# ---- A closed loop, in which each client waits for an answer before its next query, and an open loop. -------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of a trace: one for each query, in the order of the trace. seconds: of the whole run."""
+    """The results of a trace, one for each query, in the order of the trace. seconds: the time of the whole run."""
 
     queries: tuple[Query, ...]
     results: tuple[Result, ...]
@@ -272,9 +274,7 @@ class Run:
 
 @dataclass(slots=True)
 class _Line:
-    """Queries that wait, in order. The next turn of a session waits for the answer to the last turn, which joins its
-    history.
-    """
+    """The waiting queries, in order. A turn waits for the answer to the session's previous turn, and has it as history."""
 
     queries: Sequence[Query]
     waiting: list[int] = field(init=False)
@@ -315,10 +315,13 @@ async def drive(
 ) -> Run:
     """Send `queries` in order, with `concurrency` clients.
 
-    The turns of a session follow each other, with the server's real answers as history. turn: a lock that the drives of
-    several arms share. A query runs only with this lock, so the arms take turns, and a drifting speed of the machine slows
-    all arms equally. pause: seconds after each answer, in which a user would read the answer. The server may do idle work in
-    this time and does not slow the next query by it. With one client, the run's seconds are the sum of its queries' seconds.
+    The turns of a session follow each other, with the server's real answers as history. With one client, the seconds of the
+    run are the sum of its queries' seconds.
+
+    turn: a lock that several arms share. A query runs only with this lock, so the arms take turns, and a machine whose speed
+    drifts slows all arms equally.
+    pause: seconds after each answer, in which a user would read it. The server may do idle work in this time, so that the
+    work does not slow the next query.
     """
     line, results = _Line(queries), [Result(0.0, 0.0, error="not sent")] * len(queries)
     prepared = await _prepare_openings(client, queries)
@@ -347,10 +350,9 @@ async def drive(
 
 
 async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequence[float]) -> Run:
-    """Send each query at its arrival, even if earlier queries have no answer yet: an open loop.
+    """Send each query at its arrival time, even if earlier queries have no answer yet (an open loop).
 
-    arrivals: seconds from the start, one for each query. All requests are prepared before the start, so queries have no
-    history.
+    arrivals: the seconds from the start to each query. Requests are prepared before the start, so queries have no history.
     """
     prepared = await _prepare_openings(client, queries)
 
@@ -365,7 +367,7 @@ async def drive_open(client: Client, queries: Sequence[Query], arrivals: Sequenc
 
 
 async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[int, EncodedRequest]:
-    """Return the requests that need no history, by index. They are prepared before the clock of the run starts."""
+    """Prepare the requests that need no history, before the clock of the run starts. Return them by index."""
     first: dict[str, int] = {}
     for index, query in enumerate(queries):
         first.setdefault(query.session, index)
@@ -374,37 +376,37 @@ async def _prepare_openings(client: Client, queries: Sequence[Query]) -> dict[in
         try:
             prepared[index] = await client.prepare(queries[index])
         except UNREADY:
-            continue  # sent later without preparation, it fails again and its result has the error
+            continue  # it is prepared again later, and then its result has the error
     return prepared
 
 
-# ---- Prompts of a given length in tokens, for servers that are only reachable over HTTP. --------------------------------
+# ---- Prompts of a given length in tokens, for servers that can only be reached over HTTP. -------------------------------
 
 PROBES = (100, 400)
-"""Words of two prompts. Their lengths in tokens give the tokens of a word, and of system prompt and template."""
+"""The words of two prompts. Their lengths in tokens give the tokens per word, and those of system prompt and template."""
 
 
 class PromptSizer:
-    """Makes queries whose whole prompt has a given number of tokens, to within one or two percent."""
+    """Makes queries with a given number of prompt tokens, to within one or two percent."""
 
     def __init__(self, per_word: float, fixed: float) -> None:
         self.per_word, self.fixed = per_word, fixed
 
     @classmethod
     async def of(cls, client: Client) -> PromptSizer:
-        """Measure two prompts on the server. Raises BenchError if it fails or reports no prompt length."""
+        """Measure two prompts on the server. Raises BenchError if a request fails or the server reports no prompt length."""
         once = replace(client.sampling, max_tokens=1, cache_prompt=False)
         lengths: list[int] = []
         for words in PROBES:
             result = await client.ask(Query("probe", 1, _text(f"probe {words}", words)), sampling=once)
             if result.error or not result.prompt_tokens:
-                raise BenchError(f"the server does not tell the length of a prompt: {result.error or 'no usage'}")
+                raise BenchError(f"the server does not report the length of a prompt: {result.error or 'no usage'}")
             lengths.append(result.prompt_tokens)
         per_word = (lengths[1] - lengths[0]) / (PROBES[1] - PROBES[0])
         return cls(per_word, lengths[0] - per_word * PROBES[0])
 
     def query(self, seed: str, tokens: int) -> Query:
-        """Return a query of about `tokens` prompt tokens in all. Queries of different seeds share no prefix."""
+        """Return a query with about `tokens` prompt tokens in all. Queries of different seeds share no prefix."""
         words = max(1, round((tokens - self.fixed) / self.per_word))
         return Query(seed, 1, _text(seed, words))
 

@@ -23,7 +23,7 @@ COLUMNS += ("prompt tokens", "cached", "cached %", "documents reused", "errors")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The runs of one arm, one for each round. Figures are medians over rounds; times in seconds."""
+    """The runs of one arm, one for each round. Figures are medians over the rounds, times in seconds."""
 
     arm: Arm
     runs: tuple[Run, ...]
@@ -45,12 +45,12 @@ class Outcome:
 
     @property
     def documents_reused(self) -> float:
-        """Mean number of a query's own documents that were cached; not a number if the server names none."""
+        """The mean number of a query's documents that were cached; not a number if the server does not report documents."""
         pairs = [pair for run in self.runs for pair in zip(run.queries, run.results, strict=True)]
         return mean([reused(query, result) for query, result in pairs if result.documents])
 
     def total(self, name: str) -> float:
-        """Return a figure of the results, summed over the trace."""
+        """Return the sum of a figure over the results of a run."""
         return median([sum(getattr(result, name) for result in run.answered) for run in self.runs])
 
     def row(self) -> tuple[str | int | float, ...]:
@@ -69,8 +69,8 @@ class Outcome:
 def compare(arms: Sequence[Arm], queries: Sequence[Query], args: argparse.Namespace) -> list[Outcome]:
     """Drive every arm with the same queries, `--rounds` times.
 
-    With one client, all servers run at the same time and the arms take turns query by query, with `--pause` after each
-    answer. With several clients an arm needs the whole machine, so one server runs at a time.
+    With one client, all servers run at the same time, and the arms take turns query by query, with `--pause` after each
+    answer. With several clients, an arm needs the whole machine, so one server runs at a time.
     """
     pause = args.pause if args.concurrency == 1 else 0.0
     if args.concurrency == 1 and len(arms) > 1:
@@ -104,7 +104,7 @@ async def _taking_turns(arms: Sequence[Arm], queries: Sequence[Query], args: arg
                 progress.step(result.error or f"{arm.name}: TTFT {1000 * result.ttft:.0f} ms")
 
             async def work(client: Client) -> Run:
-                await all_warm.wait()  # one arm's warm-up must not slow the first query of another arm
+                await all_warm.wait()  # a warm-up must not slow another arm's first query
                 return await drive(client, queries, concurrency=1, on_result=show, turn=turn, pause=pause)
 
             return await arm.work(url, sampling(args), work)
@@ -123,17 +123,17 @@ def table(title: str, outcomes: Sequence[Outcome]) -> Table:
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return one line for each arm that had errors, with the first error."""
+    """Return one line for each arm with errors: their number, and the first error."""
     errors = {outcome.arm.name: [error for run in outcome.runs for error in run.errors] for outcome in outcomes}
     return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in errors.items() if found]
 
 
 def reused(query: Query, result: Result) -> int:
-    """Return how many of the query's own documents, from the first one on, were cached whole."""
+    """Return how many of the query's documents, from the first one on, were completely cached."""
     count, own = 0, {name for name, _ in query.documents}
     for used in result.documents[max(0, len(result.documents) - len(query.documents)) :]:
         if used.id not in own:
-            continue  # of an earlier turn; with de-duplication, some of the query's own documents are not shown again
+            continue  # an earlier turn's: with de-duplication, the query's own documents may not be shown again
         if used.cached_tokens < used.tokens:
             break
         count += 1
@@ -145,13 +145,15 @@ def _rows(run: Run) -> list[dict[str, Any]]:
     return [{"session": query.session, "turn": query.turn, "ttft": one.ttft} | one.figures for query, one in pairs]
 
 
-# ---- Check that a server reused as many documents as the orders that it served before allow. ----------------------------
+# ---- Check that a server reused as many documents as its earlier orders of documents allow. -----------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one query could reuse, and what it reused. predicted, reported: numbers of documents. order: in which they were
-    used.
+    """The documents that one query could reuse, and that it did reuse.
+
+    predicted, reported: the numbers of these documents.
+    order: the ids of the prompt's documents, in order.
     """
 
     index: int
@@ -168,15 +170,15 @@ def predictions(run: Run) -> Iterator[Prediction]:
     """Compare the server's report with an exhaustive search over a trie of all earlier orders, query by query.
 
     The trace must be sent one query at a time. The trie has the orders that the server reported. If the search finds more
-    documents than the report, KV was evicted in between. If it finds fewer, one of the two is wrong. Queries without
-    documents in their result are skipped.
+    documents than the server reused, KV was evicted in between. If it finds fewer, search or server is wrong. Queries whose
+    result has no documents are skipped.
     """
     tree = KnowledgeTree(max_nodes=max(1, sum(len(query.documents) for query in run.queries)))
     for index, (query, result) in enumerate(zip(run.queries, run.results, strict=True)):
         if not result.documents:
             continue
         keys = [name for name, _ in query.documents]
-        # Both are exact. The oracle tries every order, so it is limited to a few documents.
+        # Both policies are exact. The oracle tries every order, so it can only order a few documents.
         policy = "oracle" if len(keys) <= ORACLE_LIMIT else "auto"
         predicted = arrange(keys, tree, policy).reused_documents
         tree.insert([(used.id, used.tokens) for used in result.documents])
@@ -184,9 +186,9 @@ def predictions(run: Run) -> Iterator[Prediction]:
 
 
 def differences(run: Run, more_is_right: bool = False) -> tuple[list[Prediction], int]:
-    """Return the queries whose prediction and report differ, and the number of queries compared.
+    """Return the queries whose prediction and report differ, and the number of compared queries.
 
-    more_is_right: a report above the prediction is right, since the server also prefills documents in idle time.
+    more_is_right: accept more reused documents than predicted, because the server also prefills documents in idle time.
     """
     compared = list(predictions(run))
     found = [one for one in compared if one.predicted != one.reported]

@@ -1,4 +1,4 @@
-"""`slotcache demo`: asks questions about the bundled documents, each with reuse and without. Then it shows the page."""
+"""`slotcache demo`: asks questions about the bundled documents, each with reuse and without."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SCRIPT = (
     "When is the Museum of Hats closed?",
 )
 NUM_DOCUMENTS = 3
-TIMEOUT = 60.0  # s to answer
+TIMEOUT = 60.0  # s for an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. ttft: seconds. documents: (id, tokens, cached tokens), in the order of use."""
+    """One answer. ttft: the time to the first token, in seconds. documents: (id, tokens, cached tokens), in prompt order."""
 
     text: str
     ttft: float
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question of the script, answered once with reuse and once without."""
+    """One question of the script, with an answer with reuse and an answer without."""
 
     question: CorpusQuestion
     reused: Answer
@@ -50,7 +50,7 @@ class Exchange:
 
 
 def demo(url: str = "", model: Path | None = None) -> int:
-    """Run the conversation with the server at `url`, or with a server started for it. Return the exit code; 130: ctrl-C."""
+    """Run the conversation on the server at `url`, or on a new server. Return the exit code, 130 after ctrl-C."""
     try:
         with ends_in_order(), _server(url, model) as address:
             steps = []
@@ -67,11 +67,11 @@ def demo(url: str = "", model: Path | None = None) -> int:
 
 
 def converse(url: str) -> Iterator[Exchange]:
-    """Ask the script turn by turn. The server does not repeat documents that the conversation already has."""
+    """Ask the script turn by turn. The server does not repeat documents that are already in the conversation."""
     corpus = Corpus.load()
     asked = {one.question: one for one in corpus.questions}
-    scope = f"demo {time.time_ns()}"  # a scope of its own: an earlier demo's KV does not count
-    ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # uncounted: the first request pays for the start
+    scope = f"demo {time.time_ns()}"  # a new scope, so that KV of an earlier demo is not reused
+    ask(url, [{"role": "user", "content": "Hello"}], scope, reuse=False)  # not counted: the first request is slow
     history: list[dict[str, Any]] = []
     for question in (asked[text] for text in SCRIPT):
         found = question.ranked[:NUM_DOCUMENTS]

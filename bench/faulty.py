@@ -1,6 +1,6 @@
-"""A server with a fault: `python -m slotcache.bench.faulty FAULT serve ...`. Each SIGUSR1 triggers the fault once.
+"""Runs a server with a fault: `python -m slotcache.bench.faulty FAULT serve ...`. Each SIGUSR1 triggers the fault once.
 
-The server itself is unchanged. Only functions that it calls are replaced, so that it needs no code for faults.
+The server has no code for faults. Functions that it calls are replaced instead.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..models.runner import Runner, States
 from ..server.api.stream import SsePing
 from ..server.http.connection import Connection
 
-FATAL = -3  # llama_decode's code for an error that cannot be recovered
-ALMOST_FULL = 64 << 10  # bytes of a file: enough for the log, too little for KV
-SLOW = 1.0  # s
-EAGER, EVER = 0.001, 1e9  # s
-NARROW = 4096  # bytes
+FATAL = -3  # llama_decode's code for a fatal error
+ALMOST_FULL = 64 << 10  # most bytes of a file: enough for the log, too few for KV
+SLOW = 1.0  # s that a slow disk takes
+EAGER, EVER = 0.001, 1e9  # s between two pings, and s of patience
+NARROW = 4096  # bytes of the system's buffer
 
 
 class Killed(BaseException):
-    """An error that no handler of the engine catches: the engine thread ends."""
+    """An error that the engine does not handle, so that its thread ends."""
 
 
 class Trigger:
-    """Counts the signals that have arrived and have not yet caused a fault."""
+    """Counts the received signals that have not caused a fault yet."""
 
     def __init__(self) -> None:
         self._shots = 0
@@ -52,12 +52,12 @@ Fault = Callable[[Trigger], None]
 
 
 def _replace(owner: Any, name: str, broken: Callable[[Any], Any]) -> None:
-    """Replace a function by `broken(function)`. Raises AttributeError if the function was renamed."""
+    """Replace a function with `broken(function)`. Raises AttributeError if the function does not exist."""
     setattr(owner, name, broken(getattr(owner, name)))
 
 
 def _instead(owner: Any, name: str, happens: Callable[[], Any]) -> Fault:
-    """Return a fault: when triggered, it calls `happens` instead of the function's next call."""
+    """Return a fault that, once triggered, replaces the function's next call with a call of `happens`."""
 
     def fault(trigger: Trigger) -> None:
         _replace(owner, name, lambda real: lambda *of, **named: happens() if trigger.pull() else real(*of, **named))
@@ -73,26 +73,26 @@ def _raising(error: BaseException) -> Callable[[], NoReturn]:
 
 
 def full_disk(trigger: Trigger) -> None:
-    """Make the disk full when triggered: no file can grow any more."""
+    """Simulate a full disk from the trigger on: no file can grow beyond `ALMOST_FULL`."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     trigger.on_signal = lambda number, frame: resource.setrlimit(resource.RLIMIT_FSIZE, (ALMOST_FULL, most))
 
 
 def slow_disk(trigger: Trigger) -> None:
-    """Make every wait for the disk long, from the start."""
+    """Simulate a slow disk from the start: each wait for it takes `SLOW` seconds more."""
     for name in ("fsync", "replace"):
         _replace(os, name, lambda real: lambda *of, **named: (time.sleep(SLOW), real(*of, **named))[1])
 
 
 def eager(trigger: Trigger) -> None:
-    """From the start, ping every stream each millisecond, and wait without a limit for clients that read nothing."""
+    """From the start, ping every stream each millisecond, and wait forever for clients that do not read."""
     _replace(SsePing, "__init__", lambda real: lambda self, send, interval, event: real(self, send, EAGER, event))
     _replace(Connection, "connection_made", lambda real: lambda self, transport: (_narrow(transport), real(self, transport)))
     Connection.patience = EVER
 
 
 def _narrow(transport: asyncio.Transport) -> None:
-    """Let the system buffer only little output that a client has not read."""
+    """Give the system only a small buffer for output that a client has not read."""
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW)
 
 
@@ -108,7 +108,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Serve with the fault `arguments[0]`. The other arguments are those of `slotcache`."""
+    """Serve with the fault `arguments[0]`. All other arguments are passed to `slotcache`."""
     trigger = Trigger()
     FAULTS[arguments[0]](trigger)
     signal.signal(signal.SIGUSR1, lambda number, frame: trigger.on_signal(number, frame))

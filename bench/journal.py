@@ -1,8 +1,8 @@
-"""The figures of an unfinished run, in a file beside its result: they remain if the run fails or is killed.
+"""Stores the figures of an unfinished run in a file, which remains if the run fails or is killed.
 
-`--json OUT` writes OUT when a run is done. Until then each request, round or figure adds a line of JSON to OUT.unfinished.
-The first line has the scenario and the machine. Each line is one write to the end of the file, so it takes the same time in
-a long run. To write the growing result anew each time would slow the measured programs.
+`--json OUT` writes OUT when a run is done. Until then, each request, round or figure adds a line of JSON to OUT.unfinished.
+The first line has the scenario and the machine. A line is one write to the end of the file, which takes the same time in a
+long run. Rewriting the whole growing result each time would slow the measured programs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ROUND = "begins_round"
 
 
 class Journal:
-    """The lines of one run. Raises BenchError for a file that cannot be written, already at the start of the run."""
+    """The lines of one run. Raises BenchError at the start if the file cannot be written."""
 
     def __init__(self, out: Path, scenario: str, machine: dict[str, Any]) -> None:
         self.path = out.with_name(out.name + SUFFIX)
-        self.num_figures = 0  # notes, without those that begin a round
+        self.num_figures = 0  # the number of notes, except notes that begin a round
         self._began = monotonic()
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -35,12 +35,12 @@ class Journal:
         self._write({"unfinished": True, "scenario": scenario, "machine": machine})
 
     def note(self, figures: dict[str, Any]) -> None:
-        """Append what was just measured."""
+        """Append new figures."""
         self.num_figures += ROUND not in figures
         self._write({"at": round(monotonic() - self._began, 3)} | figures)
 
     def close(self, *, is_finished: bool) -> None:
-        """End the journal. Its file stays if the run is unfinished and has measured something."""
+        """End the journal. The file remains only if the run is unfinished and has measured something."""
         os.close(self._file)
         if is_finished or not self.num_figures:
             with suppress(OSError):
@@ -50,7 +50,7 @@ class Journal:
         os.write(self._file, (json.dumps(finite(value), default=str) + "\n").encode())
 
 
-_journal: Journal | None = None  # of this process: it runs one scenario
+_journal: Journal | None = None  # a process runs one scenario, so it has one journal
 
 
 def begin(out: Path, scenario: str, machine: dict[str, Any]) -> Journal:
@@ -69,6 +69,6 @@ def end(*, is_finished: bool) -> None:
 
 
 def note(**figures: Any) -> None:
-    """Append what was just measured, as JSON values, if the run has a journal. begins_round: the number of a new round."""
+    """Append new figures, as JSON values, if the run has a journal. `begins_round` is the number of a new round."""
     if _journal is not None:
         _journal.note(figures)

@@ -1,4 +1,4 @@
-"""Points of a curve: each is measured once and stored as a line of JSON. A stopped run continues where it stopped."""
+"""Points of a curve. Each is measured once and stored as a line of JSON, so that a stopped run can continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from .report import BenchError, Cell, finite, mean
 
 LOADED = 0.1
-"""Share of the machine that other processes may take while a point is measured; above, its times count as loaded."""
+"""The share of the machine that other processes may use while a point is measured. With more, its times count as loaded."""
 STUDENT = (nan, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 0.975 quantile of Student's t, by degrees of freedom."""
 NORMAL = 1.96
@@ -26,7 +26,7 @@ NORMAL = 1.96
 
 @dataclass(slots=True)
 class Points:
-    """The points of a panel, in a file of a folder. machine: is called once, before the first point that is measured."""
+    """The points of a panel, in one file. machine: describes the machine; called once, before the first measured point."""
 
     path: Path
     machine: Callable[[], dict[str, Any]]
@@ -35,7 +35,7 @@ class Points:
     _commit: str | None = None
 
     def __post_init__(self) -> None:
-        """Read the stored points. Raises BenchError if the file is not of this bench, or cannot be written."""
+        """Read the stored points. Raises BenchError if the file is not from this bench or cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
@@ -54,7 +54,10 @@ class Points:
                 raise BenchError(f"{self.path}:{number} is no line of this bench: move the file away") from None
 
     def point(self, point: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the figures of a point from its line, or measure them now. point: all that they depend on, as JSON."""
+        """Return the figures of a point from its line, or measure them now.
+
+        point: all values that the figures depend on, as JSON.
+        """
         name = _name(point)
         self._used.add(name)
         if (row := self._known.get(name)) is None:
@@ -72,7 +75,7 @@ class Points:
         return row["figures"]
 
     def notes(self) -> list[str]:
-        """Return lines on the points of this run: those measured beside other work, and those of several commits."""
+        """Return warnings about this run's points: if other processes were busy, or if points are of several commits."""
         rows = [self._known[name] for name in self._used if name in self._known]
         loaded = [row["others"] for row in rows if (row["others"] or 0.0) > LOADED]
         commits = {row["commit"] for row in rows}
@@ -94,7 +97,7 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 class _Load:
-    """Measures the processor time of other processes, from its creation on."""
+    """Measures the processor time of other processes since its creation."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
@@ -108,7 +111,7 @@ class _Load:
 
 
 def _busy_seconds() -> float | None:
-    """Return the seconds in which a processor of the machine was busy; None if the system is not Linux."""
+    """Return the busy seconds of all processors since the machine's start; None if the system is not Linux."""
     with suppress(OSError, ValueError):
         user, nice, system, _, _, irq, soft, steal, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
         return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
@@ -116,13 +119,13 @@ def _busy_seconds() -> float | None:
 
 
 def _own_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended, such as servers."""
+    """Return the processor time of this process and of its ended children, such as servers."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def interval(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of the values' mean; not a number for fewer than two values."""
+    """Return half the width of the mean's 95 % confidence interval; not a number for fewer than two values."""
     count = len(values)
     if count < 2:
         return nan

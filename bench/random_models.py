@@ -1,4 +1,4 @@
-"""Models of random weights, as complete GGUF files."""
+"""Generates models with random weights, as complete GGUF files."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FILE_TYPES = {
 }
 
 EMBEDDING = "token_embd.weight"
-OUTPUT_GAIN = 6.0  # makes up for the small embedding: logits with a standard deviation of 3
+OUTPUT_GAIN = 6.0  # compensates the small embedding: logits have a standard deviation of 3
 
 Matrix = tuple[str, int, int, float]
-"""Name, rows, columns, gain."""
+"""The name, rows, columns and gain of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ModelShape:
     merges: int
     context: int = 32768
     quantisation: str = "Q8_0"
-    """Of the matrices: F32, F16, Q8_0 or Q4_0."""
+    """The type of the matrices: F32, F16, Q8_0 or Q4_0."""
 
     def __post_init__(self) -> None:
         if self.quantisation not in FILE_TYPES:
@@ -82,19 +82,19 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """How many numbers a token adds to each layer's K. It adds as many to V."""
+        """The numbers that a token adds to each layer's K. It adds as many to V."""
         return self.width // self.heads * self.kv_heads
 
     @property
     def parameters(self) -> int:
-        """Numbers in the matrices."""
+        """The numbers in all matrices."""
         return sum(rows * columns for _, rows, columns, _ in self.matrices())
 
     def matrices(self) -> Iterator[Matrix]:
-        """Yield (name, rows, columns, gain) of each matrix; with gain 1 the output is as large as the input.
+        """Yield (name, rows, columns, gain) of each matrix. With gain 1 the output is as large as the input.
 
-        The gains prevent loops in greedy decoding. The embedding is small: with tied weights a large embedding would make
-        each token repeat itself. Attention is sharp, so the next token depends on more than the last few tokens.
+        The gains prevent loops in greedy decoding. The embedding is small, because with tied weights a large embedding would
+        make each token repeat itself. Attention is sharp, so that the next token depends on more than the last few tokens.
         """
         yield EMBEDDING, self.vocabulary, self.width, 0.5
         for layer in range(self.layers):
@@ -112,14 +112,14 @@ class ModelShape:
         yield f"{block}.attn_output.weight", self.width, self.width, 1.0
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name, float32) of each tensor that is no matrix: normalisations, one value repeated `width` times."""
+        """Yield (name, float32) of each tensor that is not a matrix, such as normalisations."""
         for layer in range(self.layers):
             yield f"blk.{layer}.attn_norm.weight", _ones(self.width)
             yield f"blk.{layer}.ffn_norm.weight", _ones(self.width)
         yield "output_norm.weight", OUTPUT_GAIN * _ones(self.width)
 
     def describe(self, writer: GGUFWriter) -> None:
-        """Write the sizes."""
+        """Write the sizes to a GGUF file's metadata."""
         writer.add_context_length(self.context)
         writer.add_embedding_length(self.width)
         writer.add_block_count(self.layers)
@@ -134,9 +134,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class HybridShape(ModelShape):
-    """The sizes of a Qwen 3.5: gated delta nets, and gated attention in every fourth layer.
+    """The sizes of a Qwen 3.5, with gated delta nets, and gated attention in every fourth layer.
 
-    delta_heads: heads of a delta net; the state of each head has `delta_size` squared numbers.
+    delta_heads: the heads of a delta net. The state of each head has `delta_size` squared numbers.
     """
 
     delta_heads: int = 8
@@ -150,7 +150,7 @@ class HybridShape(ModelShape):
 
     @property
     def delta_width(self) -> int:
-        """Numbers that a token puts into each of a delta net's Q, K and V."""
+        """The numbers that a token adds to each of Q, K and V in a delta net."""
         return self.delta_heads * self.delta_size
 
     def is_attention(self, layer: int) -> bool:
@@ -159,7 +159,7 @@ class HybridShape(ModelShape):
     def mixer(self, layer: int, block: str) -> Iterator[Matrix]:
         if self.is_attention(layer):
             for name, rows, columns, gain in ModelShape.mixer(self, layer, block):
-                is_gated = name.endswith("attn_q.weight")  # a gate for each number
+                is_gated = name.endswith("attn_q.weight")  # each number has a gate
                 yield name, 2 * rows if is_gated else rows, columns, gain
             return
         yield f"{block}.attn_qkv.weight", 3 * self.delta_width, self.width, 2.0
@@ -220,14 +220,14 @@ SHAPES = {
 }
 """Shapes by name.
 
-- `tiny`: for tests and first steps; 0.5 MB, and every option works with it (heads of 32, so any KV cache type).
-- `exact`: 1.2 MB; the logits of a token are the same bit for bit in any batch (on a CPU, flash attention off).
-  llama.cpp's fast kernels add in another order for one token than for several, but they take only sizes that divide by
-  4, and no size here does. Its heads are too odd for a quantised KV cache.
-- `bench`: for a CPU; 112 M parameters, 6 KiB of KV a token.
-- `bench-hybrid`: the same for a hybrid; 113 M parameters, 1 KiB of KV a token and a recurrent state of 3.2 MiB, as much as
-  that of 3,200 tokens; of Qwen 3.5 with 27 B parameters, 2,400.
-- the others: the sizes of well-known models, for a GPU.
+- `tiny`: for tests and first steps. It has 0.5 MB, and every option works with it (heads of 32, so any KV cache type).
+- `exact`: 1.2 MB. The logits of a token are bit-equal in any batch (on a CPU, without flash attention). llama.cpp's fast
+  kernels add one token's numbers in another order than several tokens', but they need sizes that divide by 4, and no size
+  here does. Its heads are too odd for a quantised KV cache.
+- `bench`: for a CPU. 112 M parameters, 6 KiB of KV per token.
+- `bench-hybrid`: a hybrid for a CPU. 113 M parameters, 1 KiB of KV per token, and a recurrent state of 3.2 MiB, as much as
+  the KV of 3,200 tokens. In Qwen 3.5 with 27 B parameters, the state is as much as the KV of 2,400 tokens.
+- all others: the sizes of well-known models, for a GPU.
 """
 
 
@@ -235,9 +235,9 @@ SHAPES = {
 # A byte-level BPE vocabulary (GGUF's `gpt2` tokenizer), trained offline on the English text in Python itself.
 
 PRE_TOKENIZER = "qwen2"
-"""GGUF's tokenizer.ggml.pre: how llama.cpp cuts text into words, within which it merges."""
+"""GGUF's tokenizer.ggml.pre: how llama.cpp cuts text into words. Tokens are merged only within words."""
 
-# The same cut for Python's `re`, which has no \p{L}: letters are word characters that are no digit and no underscore.
+# The same cut for Python's `re`, which lacks \p{L}: letters are word characters except digits and the underscore.
 _WORD = re.compile(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:[^\r\n\w]|_)?[^\W\d_]+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -245,7 +245,7 @@ _WORD = re.compile(
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL = (END_OF_TEXT, IM_START, IM_END)
 
-# Much plain English in little code; read from the source, never imported.
+# Modules with much plain English and little code. Their source is read; they are never imported.
 _MODULES = (
     "_pydecimal", "cmd", "configparser", "contextlib", "difflib", "doctest", "email.message", "fileinput", "fractions",
     "http.server", "ipaddress", "logging", "lzma", "queue", "random", "sched", "shelve", "shutil", "smtplib", "socket",
@@ -257,27 +257,27 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Everything GGUF's tokenizer keys ask for; a token's id is its place in `tokens`."""
+    """All values of GGUF's tokenizer keys. A token's id is its index in `tokens`."""
 
     tokens: tuple[str, ...]
-    """In GPT-2's byte alphabet (a space is `Ġ`), special tokens as they are."""
+    """Tokens in GPT-2's byte alphabet (a space is `Ġ`), and special tokens as they are."""
     merges: tuple[str, ...]
-    """`left right`, the one to apply first in front."""
+    """Merges as `left right`, in the order in which they are applied."""
     types: tuple[int, ...]
-    """One `gguf.TokenType` a token."""
+    """The `gguf.TokenType` of each token."""
     bos: int
     eos: int
 
 
 def train(size: int, merges: int) -> Vocabulary:
-    """Train a vocabulary of `size` tokens: 256 bytes, up to `merges` merges, ChatML's special tokens, padding up to `size`.
+    """Train a vocabulary of `size` tokens: 256 bytes, up to `merges` merges, ChatML's special tokens, and padding.
 
-    The same Python gives the same vocabulary. Raises ValueError if `size` is too small for the rest.
+    The same Python gives the same vocabulary. Raises ValueError if `size` is too small.
     """
     if size < 256 + merges + len(SPECIAL):
         raise ValueError(f"{size} tokens are too few for 256 bytes, {merges} merges and {len(SPECIAL)} special tokens")
     pairs = _merges_of_corpus(merges)
-    # Two merges can spell the same token ("a"+"bc", "ab"+"c"): it stands once.
+    # Two merges can spell the same token ("a"+"bc", "ab"+"c"), which is listed once.
     words = dict.fromkeys([*byte_alphabet(), *("".join(pair) for pair in pairs)])
     used = [*words, *SPECIAL]
     padding = [f"<|unused_{number}|>" for number in range(size - len(used))]
@@ -288,19 +288,19 @@ def train(size: int, merges: int) -> Vocabulary:
 
 @cache
 def _merges_of_corpus(limit: int) -> list[Pair]:
-    """Return the most useful merges of the corpus. Their search takes most of the time to make a small model."""
+    """Return the most useful merges of the corpus. Finding them takes most of the time to make a small model."""
     return learn_merges(count_words(corpus()), limit)
 
 
 def byte_alphabet() -> list[str]:
-    """Return GPT-2's printable character for each byte, in order: the byte's own in Latin-1, else one from U+0100 on."""
+    """Return GPT-2's character for each byte, in order: its Latin-1 character if printable, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]
 
 
 def corpus() -> Iterator[str]:
-    """Python's own language reference and the docstrings of its standard library: 0.9 MB."""
+    """Yield Python's language reference and docstrings of its standard library, 0.9 MB in all."""
     for name in sorted(topics):
         yield topics[name]
     for module in _MODULES:
@@ -318,32 +318,31 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Count each word in the texts, spelt in the byte alphabet.
+    """Count the words of the texts, spelt in the byte alphabet.
 
-    Words that occur once are omitted: they are two fifths of all words, and are unlikely in other texts.
+    Words that occur only once are omitted. They are two fifths of all words, and unlikely in other texts.
     """
     counts = Counter(word for text in texts for word in split(text))
     return Counter({word: count for word, count in counts.items() if count > 1})
 
 
 def split(text: str) -> Iterator[str]:
-    """Yield the words of a text, in order, as UTF-8 spelt in the byte alphabet. Tokens are merged only within words."""
+    """Yield the words of a text in order, as UTF-8 spelt in the byte alphabet."""
     alphabet = dict(enumerate(byte_alphabet()))
     return (word.encode().decode("latin-1").translate(alphabet) for word in _WORD.findall(text))
 
 
 def learn_merges(words: Counter[str], limit: int) -> list[Pair]:
-    """Return the `limit` most useful merges, in order: each joins the pair that is the most frequent after the earlier
-    merges.
+    """Return up to `limit` merges, in order. Each joins the most frequent pair after the earlier merges.
 
-    After Sennrich et al. 2016, algorithm 1. There are fewer if no pair occurs twice. Of equally frequent pairs the first in
+    After Sennrich et al. 2016, algorithm 1. It ends early if no pair occurs twice. Of equally frequent pairs, the first in
     the alphabet is merged, so the result does not depend on the hash seed.
     """
     return _Trainer(words).run(limit)
 
 
 class _Trainer:
-    """Counts of pairs. A merge corrects the counts only for the words that have the pair."""
+    """Counts pairs of symbols. A merge updates only the counts of words with the merged pair."""
 
     def __init__(self, words: Counter[str]) -> None:
         self.words = [list(word) for word in words]
@@ -352,12 +351,12 @@ class _Trainer:
         self.owners: defaultdict[Pair, set[int]] = defaultdict(set)
         for index, word in enumerate(self.words):
             self._count(index, word, +1)
-        # Holds outdated entries, too: one whose count is no longer true is put right when it comes up.
+        # An entry whose count is outdated is corrected when it is popped.
         self.heap = [(-count, pair) for pair, count in self.counts.items()]
         heapify(self.heap)
 
     def run(self, limit: int) -> list[Pair]:
-        merges: dict[Pair, None] = {}  # a pair can come up again, once another merge spells one of its halves anew
+        merges: dict[Pair, None] = {}  # a pair can return after another merge spells one of its halves
         while self.heap and len(merges) < limit:
             count, pair = heappop(self.heap)
             if -count != self.counts[pair]:
@@ -388,7 +387,7 @@ class _Trainer:
 
 
 def _joined(word: list[str], pair: Pair) -> list[str]:
-    """The word with every occurrence of the pair, from the left, made one symbol."""
+    """Return the word with each occurrence of the pair, from the left, as one symbol."""
     out: list[str] = []
     for symbol in word:
         if out and (out[-1], symbol) == pair:
@@ -399,14 +398,13 @@ def _joined(word: list[str], pair: Pair) -> list[str]:
 
 
 # ---- Generate -----------------------------------------------------------------------------------------------------------
-# Complete GGUF models with random weights: for tests and benchmarks that need an engine, and nothing to download.
+# Complete GGUF models with random weights, for tests and benchmarks that need an engine but must not download anything.
 
 
 class ModelFile:
-    """A GGUF file that is written: its words, the metadata of `writer`, its tensors. The end of the `with` block writes
-    them.
+    """A GGUF file that is being made: its vocabulary, the metadata in `writer`, and its tensors.
 
-    The file appears only when it is complete.
+    The end of the `with` block writes everything. The file appears only when it is complete.
     """
 
     def __init__(self, path: Path, architecture: str, words: Vocabulary) -> None:
@@ -441,7 +439,7 @@ class ModelFile:
             self._partial.unlink(missing_ok=True)
 
     def tensor(self, name: str, shape: tuple[int, ...], made: Callable[[], np.ndarray], kind: Kind = Kind.F32) -> None:
-        """Add a tensor of numbers. made: returns their bytes, of `kind`; one is in memory at a time."""
+        """Add a tensor. made: returns its bytes in the type `kind`. Only one tensor is in memory at a time."""
         block, block_bytes = GGML_QUANT_SIZES[kind]
         size = prod(shape) // block * block_bytes
         self.writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
@@ -451,8 +449,9 @@ class ModelFile:
 def generate(path: Path | str, shape: ModelShape, seed: int = 0) -> Path:
     """Write a model of this shape to `path` and return the path. The file appears only when it is complete.
 
-    The same Python, shape and seed give the same model. Its words mean nothing, but greedy decoding wanders, in ASCII,
-    and never ends an answer by itself: the output rows of special, unused and non-ASCII tokens are nearly zero.
+    The same Python, shape and seed give the same model. Its answers mean nothing, but greedy decoding does not loop. It
+    gives only ASCII and never ends an answer, because the output rows of special, unused and non-ASCII tokens are nearly
+    zero.
     """
     path, kind = Path(path), Kind[shape.quantisation]
     words = train(shape.vocabulary, shape.merges)
@@ -474,9 +473,9 @@ def generate(path: Path | str, shape: ModelShape, seed: int = 0) -> Path:
 
 
 def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
-    """Return the model of this named shape, written on first use into `cache_dir` (by default the user's cache).
+    """Return the model of a named shape. Its first use writes it into `cache_dir` (by default the user's cache).
 
-    Two processes may call this at once: both get a complete file. Raises ModelError where it cannot be written.
+    Two processes may call this at once; both get a complete file. Raises ModelError if the file cannot be written.
     """
     shape, folder = SHAPES[name], cache_dir or cache_folder()
     path = folder / f"{name}-{version_of(shape)}.gguf"
@@ -494,7 +493,7 @@ def built_in_model(cache_dir: Path | None = None, name: str = "tiny") -> Path:
 
 
 def version_of(shape: ModelShape) -> str:
-    """Return a digest of a shape and of the source that writes it: a change of either makes a new version."""
+    """Return a digest of a shape and of the source that generates it. A change of either makes a new version."""
     sources = Path(__file__).read_bytes() + Path(named_templates.__file__).read_bytes()
     return sha256(repr(shape).encode() + sources).hexdigest()[:12]
 
@@ -502,7 +501,8 @@ def version_of(shape: ModelShape) -> str:
 def _loudness(words: Vocabulary) -> np.ndarray:
     """Return (tokens,) the scale of each token's embedding: 1, or so small that the token is never the likeliest.
 
-    As input a quiet token counts as much as any other, because each layer begins by normalising it.
+    As input, a token with a small embedding counts as much as any other token, because each layer begins with a
+    normalisation.
     """
     alphabet = byte_alphabet()
     plain = {alphabet[ord("\n")], *alphabet[ord(" ") : ord("~") + 1]}
@@ -512,7 +512,7 @@ def _loudness(words: Vocabulary) -> np.ndarray:
 
 
 def _random(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
-    """Make (rows, columns) of random numbers about 0, with the standard deviation `scale` (rows,), as bytes of `kind`."""
+    """Make (rows, columns) of random numbers around 0, with standard deviation `scale` (rows,), as bytes of `kind`."""
     rows = len(scale)
     if kind in (Kind.F32, Kind.F16):
         matrix = rng.standard_normal((rows, columns), dtype=np.float32)
@@ -522,27 +522,27 @@ def _random(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarra
 
 
 def _random_blocks(rng: np.random.Generator, columns: int, kind: Kind, scale: np.ndarray) -> np.ndarray:
-    """Make the same numbers as blocks, each a float16 step and 32 uniform integers: many times as fast as quantising."""
+    """Make such numbers directly as blocks of a float16 step and 32 uniform integers, much faster than by quantising."""
     blocks = len(scale) * columns // 32
     body = 32 if kind == Kind.Q8_0 else 16
     out = np.empty((blocks, 2 + body), dtype=np.uint8)
     out[:, 2:] = np.frombuffer(rng.bytes(blocks * body), dtype=np.uint8).reshape(blocks, body)
     levels = 256 if kind == Kind.Q8_0 else 16
     step = np.repeat(scale * (12 / (levels**2 - 1)) ** 0.5, columns // 32)
-    # The numbers reach one further down than up (-8 to 7): steps of either sign keep the mean at 0.
+    # The integers go one further down than up (-8 to 7), so steps of both signs keep the mean at 0.
     step *= rng.choice(np.array([-1, 1], dtype=np.float32), blocks)
     out[:, :2] = step.astype(np.float16).view(np.uint8).reshape(blocks, 2)
     return out
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a model as the command line says: `slotcache generate`. Return the exit code."""
+    """Run `slotcache generate`: write a model by the options of the command line. Return the exit code."""
     parser = argparse.ArgumentParser(prog="slotcache generate", description=__doc__, allow_abbrev=False)
     parser.add_argument("shape", choices=SHAPES, help="a named shape")
     parser.add_argument("out", type=Path, help="the GGUF file to write")
     parser.add_argument("--seed", type=int, default=0)
     for name in ("layers", "width", "heads", "kv_heads", "feed_forward", "vocabulary", "context"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"other than the named shape's {name}")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{name}, if it differs from the named shape's")
     parser.add_argument("--quantisation", help="F32, F16, Q8_0 or Q4_0")
     chosen = parser.parse_args(argv)
     named = [field.name for field in fields(SHAPES[chosen.shape])]

@@ -1,4 +1,4 @@
-"""A session of a coding agent and its sub-agents: every request that the client sends, made from files of this machine."""
+"""Makes a session of a coding agent with sub-agents from files of this machine: every request that the client sends."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ Message = dict[str, Any]
 
 ROOMS = ("bench", "docs", "front", "models", "ordering", "retrieval", "server", "slots")
 GUIDES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/how-it-works.md", "docs/api.md")
-"""What the instructions quote: an agent reads a project's own notes at its start."""
+"""The project notes in the instructions: an agent reads them at its start."""
 SUB_AGENTS = ("reviewer", "researcher", "tester")
 KINDS = ("search", "read", "read", "edit", "test")
-"""The calls of an agent, in turn."""
+"""The kinds of an agent's calls, which take turns."""
 EVERY = 6  # turns of the main agent between two questions of the user
-GUIDE, SUB_GUIDE = 0.12, 0.06  # of the longest prompt: the instructions
-ALONE, BESIDE, SUB, AFTER = 0.4, 0.7, 0.25, 0.5  # of it: before the sub-agents, while they run, each of these, at the end
+GUIDE, SUB_GUIDE = 0.12, 0.06  # size of the notes, of the longest prompt
+ALONE, BESIDE, SUB, AFTER = 0.4, 0.7, 0.25, 0.5  # likewise: main alone, main beside the others, a sub-agent, main at the end
 STEPS = 25  # calls whose results fill the longest prompt
-LEAST_RESULT, MOST_RESULT = 600, 6000  # characters
+LEAST_RESULT, MOST_RESULT = 600, 6000  # characters of a call's result
 MOST_HITS = 40
 WORD = re.compile(r"(?:def|class) (\w{5,})")
 
 
-# ---- What is sent ---------------------------------------------------------------------------------------------------------
+# ---- What is sent -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of one agent. new: the share of its text that no earlier request of the session had.
+    """A request of one agent.
 
-    phase: what the session does. is_cut: the client disconnects during prefill, and sends the request once more.
+    phase: the part of the session.
+    new: the share of its text that no earlier request of the session had.
+    is_cut: whether the client disconnects during prefill and then sends the request again.
     """
 
     agent: str
@@ -56,8 +58,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A session. waves: requests that are sent together, at most one of each agent. restart: the index of the wave before
-    which the server restarts.
+    """A session.
+
+    waves: groups of requests that are sent together, at most one request of each agent.
+    restart: the index of the wave before which the server restarts.
     """
 
     waves: tuple[tuple[Request, ...], ...]
@@ -92,7 +96,10 @@ changed, what the tests said, and what is left to do. Answer with the summary al
 
 @dataclass(slots=True)
 class _Clock:
-    """The lines about the current state in a session's instructions. They change with each message of the user."""
+    """The changing lines of a session: one in the instructions, one after the user's last message.
+
+    Both change with each message of the user.
+    """
 
     questions: int = 0
 
@@ -110,7 +117,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Agent:
-    """The growing history of one agent. guide: the notes in its instructions, after the line of `clock`."""
+    """An agent and its growing history. guide: the project notes in its instructions, after the line of `clock`."""
 
     name: str
     guide: str
@@ -123,7 +130,7 @@ class _Agent:
 
     @property
     def size(self) -> int:
-        """The characters of its prompt."""
+        """The number of characters in the agent's prompt."""
         return len(self.guide) + len(INSTRUCTIONS) + sum(map(_length, self.messages)) + sum(map(_length, self.tools))
 
     def ask(self, text: str) -> None:
@@ -146,7 +153,7 @@ class _Agent:
         self.call(name, result, **arguments)
 
     def request(self, phase: str, is_cut: bool = False) -> Request:
-        """Return the agent's next request. The lines of `clock` do not count as new text, since they should cost nothing."""
+        """Return the agent's next request. The lines of `clock` do not count as new text, as they should cost nothing."""
         place = f"{INSTRUCTIONS}\n\n<environment>\nWorking directory: /work/slotcache\n{self.clock.line}\n</environment>"
         sent = [{"role": "system", "content": f"{place}\n\n{self.guide}"}, *self.messages]
         asked = (at for at, message in enumerate(sent) if message["role"] == "user" and message["content"] != SUMMARISE)
@@ -158,7 +165,7 @@ class _Agent:
         return Request(self.name, phase, tuple(sent), self.tools, new, is_cut)
 
     def compact(self, summary: str) -> None:
-        """Replace the history by a summary and the last two messages."""
+        """Replace the history with a summary and the last two messages."""
         kept = self.messages[-2:]
         self.messages = [{"role": "user", "content": f"The conversation so far, in short:\n\n{summary}\n\nGo on."}, *kept]
 
@@ -167,19 +174,19 @@ def _length(value: Message) -> int:
     return len(json.dumps(value))
 
 
-# ---- What is read ---------------------------------------------------------------------------------------------------------
+# ---- What is read -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The texts that the agents work on. size: how many characters a tool returns."""
+    """The files that the agents work on. size: the number of characters that a tool returns."""
 
     all: tuple[File, ...]
     size: int
 
     @classmethod
     def of(cls, tasks: Sequence[Task], size: int) -> Files:
-        """Return this project's files and those of the tasks. Raises BenchError if there are none."""
+        """Return this project's files and the tasks' files. Raises BenchError if there are none."""
         root = Path(__file__).resolve().parents[1]
         paths = sorted(path for room in ROOMS for kind in ("*.py", "*.md") for path in (root / room).rglob(kind))
         own = [(str(path.relative_to(root)), path.read_text("utf-8")) for path in paths]
@@ -189,7 +196,7 @@ class Files:
         return cls(found, size)
 
     def guide(self, size: int) -> str:
-        """Return notes of the project, cut to size."""
+        """Return `size` characters of the project's notes."""
         texts = dict(self.all)
         return "\n\n".join(texts.get(name, "") for name in (*GUIDES, *texts))[:size]
 
@@ -251,17 +258,18 @@ def _within(lines: Sequence[str] | Iterator[str], size: int, most: int = 10_000)
     return "\n".join(kept)
 
 
-# ---- The session ----------------------------------------------------------------------------------------------------------
+# ---- The session --------------------------------------------------------------------------------------------------------
 
 
 def record(data: Path, characters: int) -> Recording:
-    """Return a session whose longest prompt has about so many characters. The same files give the same session.
+    """Return a session whose longest prompt has about `characters` characters. The same files give the same session.
 
-    The user asks, and the main agent works alone, then beside three sub-agents. It takes their results, works until its
-    prompt is full, compacts its history, and continues. The user sends a message every few turns. Then a line in all
+    The main agent works alone, then beside three sub-agents. It takes their results, works until its prompt is full,
+    compacts its history, and continues. The user sends a message every few turns. With each message, a line in all
     instructions changes, and the reminder moves to the new message. The first request, and the first request after the
-    compaction, are cut and sent again. data: the folder with clawtasks/. Raises OSError or ValueError if the data is
-    something else.
+    compaction, are cut and sent again.
+
+    data: the folder with clawtasks/. Raises OSError or ValueError if it is something else.
     """
     tasks = read_tasks(data)
     size = min(max(characters // STEPS, LEAST_RESULT), MOST_RESULT)
@@ -274,7 +282,7 @@ def record(data: Path, characters: int) -> Recording:
 
 
 class _Session:
-    """The waves of a session, one added after the other."""
+    """Collects the waves of a session."""
 
     def __init__(self, tasks: Sequence[Task], files: Files, characters: int) -> None:
         self.characters, self.clock = characters, _Clock()
@@ -287,7 +295,7 @@ class _Session:
         self.num_turns = 0
 
     def alone(self, phase: str, share: float, is_cut: bool = False) -> None:
-        """Add the user's message, then let the main agent work until its prompt has a share of the size."""
+        """Add a message of the user, then let the main agent work until its prompt has a share of the longest prompt."""
         self._question()
         self.waves.append((self.main.request(phase, is_cut),))
         while self.main.size < share * self.characters:
@@ -295,7 +303,7 @@ class _Session:
             self.waves.append((self.main.request(phase),))
 
     def beside(self) -> int:
-        """Let all work at once until the sub-agents are done. Return the wave in the middle."""
+        """Let all agents work at once until the sub-agents are done. Return the index of the wave in the middle."""
         num_before = len(self.waves)
         for sub in self.subs:
             prompt = next(self.questions)
@@ -316,7 +324,7 @@ class _Session:
         return (num_before + len(self.waves)) // 2
 
     def compacted(self) -> None:
-        """Let the main agent ask for a summary, continue with the summary, and work."""
+        """Let the main agent ask for a summary, then continue from the summary."""
         self.main.ask(SUMMARISE)
         self.waves.append((self.main.request("summary"),))
         self.main.messages.pop()

@@ -1,4 +1,4 @@
-"""Results: tables, statistics, the machine, progress, errors."""
+"""Results of a benchmark: tables, statistics, the machine, progress, and errors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class BenchError(Exception):
 
 
 class ServerError(BenchError):
-    """A server that did not start, with the end of its log."""
+    """A server did not start. The message has the end of its log."""
 
 
 class Skip(BenchError):
-    """A scenario that cannot run here, for example because its data is not on this machine. Exit code 0."""
+    """A scenario cannot run here, for example because its data is missing. Exit code 0."""
 
 
 # ---- The origin of a result: machine, versions, commit, date. -----------------------------------------------------------
@@ -76,7 +76,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the checkout's commit, with `+` if files differ from it; None for an installed package."""
+    """Return the commit of the checkout, with `+` if files differ from the commit; None for an installed package."""
     folder = Path(__file__).resolve().parents[1]
     if not (folder / ".git").exists() or not (commit := _output("git", ["-C", str(folder), "rev-parse", "HEAD"])):
         return None
@@ -98,11 +98,11 @@ def _output(program: str, arguments: Sequence[str]) -> str | None:
 # ---- One line on stderr with the progress of a benchmark. ---------------------------------------------------------------
 
 EVERY = 10
-"""Steps between two lines if the output is not a terminal."""
+"""Steps between two lines of progress if the output is not a terminal."""
 
 
 class Progress:
-    """Counts steps of `total` under a label: one line that updates on a terminal, else a line every ten steps."""
+    """Counts steps up to `total` under a label. A terminal shows one changing line; other output, a line every ten steps."""
 
     def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
         self.label, self.total = label, total
@@ -120,7 +120,7 @@ class Progress:
             print(file=self._stream)
 
     def step(self, note: str = "") -> None:
-        """Count one more step. note: shown at the end of the line."""
+        """Count one more step. note: a text for the end of the line."""
         self.done += 1
         if self._is_terminal or self.done % EVERY == 0 or self.done == self.total:
             self._show(note)
@@ -138,7 +138,7 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under column names. The first column is left-aligned, the rest right-aligned; floats have about three digits."""
+    """Rows under column names. The first column is left-aligned, the rest right-aligned. Floats have about three digits."""
 
     title: str
     columns: tuple[str, ...]
@@ -156,7 +156,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A measured figure beside its limit: at most `limit`, or at least `limit` with `at_least`."""
+    """A measured figure and its target: at most `limit`, or with `at_least`, at least `limit`."""
 
     number: int
     name: str
@@ -167,11 +167,11 @@ class Bar:
 
     @property
     def is_met(self) -> bool:
-        """Whether the figure keeps the limit. False for a figure that could not be measured."""
+        """Whether the figure meets the target. False if the figure could not be measured."""
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
     def text(self) -> str:
-        """Return one line: number, name, measured figure, limit, and whether it is met."""
+        """Return one line with number, name, measured figure, limit, and whether the bar is met."""
         asked = f"{'at least' if self.at_least else 'at most'} {_cell(self.limit)}{self.unit}"
         word = "not measured" if isnan(self.measured) else "met" if self.is_met else "MISSED"
         return f"bar {self.number}  {self.name}: {_cell(self.measured)}{self.unit} ({asked}) {word}"
@@ -179,9 +179,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of one scenario. data: JSON values that the tables leave out.
+    """The outcome of one scenario.
 
-    has_failed: requests failed that must not. A missed bar is not a failure.
+    data: JSON values that are not in the tables.
+    has_failed: whether requests failed that must not fail. A missed bar is not a failure.
     """
 
     scenario: str
@@ -204,7 +205,7 @@ class Report:
         value = {"scenario": self.scenario, "machine": machine, "tables": tables, "bars": bars}
         value |= {"notes": self.notes, "data": self.data}
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # an earlier result is whole until this one is
+        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # an earlier result stays complete until this one is
         aside.write_text(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
         aside.replace(path)
 
@@ -230,7 +231,7 @@ def finite(value: Any) -> Any:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of `values` lie, interpolated linearly; not a number for no values."""
+    """Return the value below which `share` (0 to 1) of `values` are, interpolated linearly; not a number without values."""
     if not values:
         return nan
     ordered = sorted(values)
@@ -241,18 +242,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean; not a number for no values."""
+    """Return the arithmetic mean; not a number without values."""
     return sum(values) / len(values) if values else nan
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the 50th percentile; not a number for no values."""
+    """Return the 50th percentile; not a number without values."""
     return percentile(values, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean, 50th and 95th percentile and maximum of `count` values, in the unit of the values."""
+    """The mean, 50th and 95th percentile and maximum of `count` values, in the unit of the values."""
 
     count: int
     mean: float
@@ -262,7 +263,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Summary:
-        """Summarise `values`, without those that are not a number."""
+        """Summarise `values`. Values that are not a number are ignored."""
         numbers = [value for value in values if not isnan(value)]
         shares = (percentile(numbers, 0.5), percentile(numbers, 0.95), max(numbers, default=nan))
         return cls(len(numbers), mean(numbers), *shares)

@@ -1,4 +1,4 @@
-"""Clients of a server under attack: well-behaved bystanders, visitors for a mixed load, and rude clients."""
+"""Clients of a server under attack: well-behaved bystanders, visitors that make a mixed load, and rude clients."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ CORPUS = Corpus.load()
 # ---- Bystanders ---------------------------------------------------------------------------------------------------------
 # Well-behaved clients beside an attack. They record their answers, how each request ends, and the status of /health.
 
-NUM_PROMPTS = 6  # of each bystander, asked in this order
-BETWEEN = 0.2  # s between two texts to be tokenised
+NUM_PROMPTS = 6  # prompts of each bystander
+BETWEEN = 0.2  # s between two texts for the tokeniser
 LOOK = 0.05  # s between two polls of /health
-SLOW_HEALTH = 2.0  # s: a later answer does not count
+SLOW_HEALTH = 2.0  # s until an answer is too late to count
 
 
 @dataclass(slots=True)
 class Ending:
     """One request, as its client saw it.
 
-    finals: the number of events that end the stream; an error is such an event. refused: the server accepted no connection.
-    arrivals: the time of the request, then of each piece of text.
+    finals: the number of events that end the stream, including error events.
+    done: whether the stream had its [DONE] line.
+    refused: whether the server accepted no connection.
+    arrivals: the time of the request, then the time of each piece of text.
     """
 
     prompt: str
@@ -61,7 +63,7 @@ class Ending:
         return self.refused or (self.finals == 1 and (self.done or self.status != 200))
 
     def read(self, line: bytes) -> None:
-        """Take a line of a stream."""
+        """Read one line of the stream."""
         if not line.startswith(b"data: "):
             return
         data = line[6:].strip()
@@ -80,7 +82,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Health:
-    """The status of `/health` over time: 0 if the connection was refused, None if no answer came in time."""
+    """The status of `/health` over time: 0 if the connection was refused, None if no answer arrived in time."""
 
     looks: list[tuple[float, int | None]] = field(default_factory=list)
 
@@ -103,16 +105,16 @@ class Health:
 
 
 def chats(number: int, max_tokens: int) -> list[Body]:
-    """Return the chats of bystander `number`, in a scope of its own: greedy questions with their documents.
+    """Return the chats of bystander `number`, in its own cache scope: greedy questions with their documents.
 
-    Each answer ends with the model's end token. Tokens forced after that token depend on how sums round, and rounding
-    depends on the other requests in a step.
+    Each answer ends with the model's end token. Tokens forced after it would depend on rounding, and so on the other
+    requests in a step.
     """
     return [
         {
             "messages": [{"role": "user", "content": one.question}],
             "documents": [{"id": name, "text": CORPUS.documents[name].text} for name in one.ranked],
-            "document_order": "retrieval",  # the same prompt each time: the cache must not change it
+            "document_order": "retrieval",  # a fixed order, so that the cache does not change the prompt
             "cache_prompt": True,
             "cache_scope": f"bystander {number}",
             "max_tokens": max_tokens,
@@ -124,7 +126,7 @@ def chats(number: int, max_tokens: int) -> list[Body]:
 
 
 def texts(number: int) -> list[Body]:
-    """Return the texts that bystander `number` sends to be tokenised, which needs no slot."""
+    """Return the texts that bystander `number` sends to the tokeniser, which needs no slot."""
     return [{"content": one.question} for one in CORPUS.questions[number * NUM_PROMPTS : (number + 1) * NUM_PROMPTS]]
 
 
@@ -147,7 +149,7 @@ async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: flo
                 ending.arrivals.append(perf_counter())
             ending.status = response.status
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        # A connection that ends without a head: a server that is going down may not have read the request.
+        # The connection ended without a response. A server that is shutting down may not have read the request.
         ending.error, ending.refused = str(error), not answered
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
         ending.error = f"{type(error).__name__}: {error}"
@@ -157,7 +159,7 @@ async def ask(http: aiohttp.ClientSession, body: Mapping[str, Any], timeout: flo
 async def live(
     http: aiohttp.ClientSession, bodies: Sequence[Mapping[str, Any]], enough: asyncio.Event, timeout: float
 ) -> list[Ending]:
-    """Ask as one bystander: send every prompt once, then all again from the first, until `enough` is set.
+    """Ask as one bystander: send every prompt once, then again from the first one, until `enough` is set.
 
     The bystander stops early if a request does not end properly or the server refuses the connection.
     """
@@ -172,11 +174,11 @@ async def live(
 
 
 # ---- Visitors -----------------------------------------------------------------------------------------------------------
-# Clients of a mixed load: chats, texts, tokens, cache and conversation routes, wrong requests.
+# Clients that make a mixed load: chats, texts, tokens, the routes of cache and conversations, and wrong requests.
 
 SCOPES = 6
-TURNS = 6  # of a conversation, before the next one begins
-LONGEST, MOST_TOKENS = 40, 200  # documents of 30 words in a long prompt, and tokens of its answer
+TURNS = 6  # turns of a conversation, before the next conversation begins
+LONGEST, MOST_TOKENS = 40, 200  # the most documents (of 30 words) in a long prompt, and the most tokens of its answer
 SHOWN = ("/health", "/v1/models", "/props", "/slots", "/metrics", "/v1/cache")
 COMPLETION = {"max_tokens": 20, "temperature": 0, "cache_prompt": True}
 SAVED, FILE = ("save", "restore", "erase"), {"filename": "slot"}
@@ -184,14 +186,14 @@ TIMEOUT = aiohttp.ClientTimeout(total=120)
 
 
 class Lost(Exception):
-    """A request that was neither answered nor refused with a reason."""
+    """A request was neither answered nor refused with a reason."""
 
 
 Act = Callable[["Visitor"], Awaitable[object]]
 
 
 class Visitor:
-    """One client of the mixed load. The same seed gives the same acts."""
+    """One client of the mixed load. The same seed chooses the same acts."""
 
     def __init__(self, http: aiohttp.ClientSession, seed: int) -> None:
         self._http, self.rng = http, random.Random(f"visitor {seed}")
@@ -218,7 +220,7 @@ class Visitor:
             raise Lost(f"a stream had {ending.finals} final events: {ending.error}")
 
     async def fill(self) -> None:
-        """Ask with a prompt so long that several do not fit into the pool. Each answer must have all its tokens."""
+        """Ask with a prompt so long that the pool has no room for several. Each answer must have all its tokens."""
         names = self.rng.choices(list(CORPUS.documents), k=self.rng.randint(1, LONGEST))
         text, wanted = " ".join(CORPUS.documents[name].text for name in names), self.rng.randint(1, MOST_TOKENS)
         prompt = {"messages": [{"role": "user", "content": text}], "documents": [], "ignore_eos": True, "max_tokens": wanted}
@@ -294,7 +296,7 @@ class Visitor:
             await self._check(answer)
 
     async def _check(self, answer: aiohttp.ClientResponse) -> None:
-        """Accept an answer, or a refusal with a reason. Raises Lost for any error of the server itself."""
+        """Accept an answer, or a refusal with a reason. Raises Lost for an error of the server itself."""
         content = await answer.read()
         is_refusal = answer.status < 500 or answer.status in (501, 503)
         if answer.status < 400 or (is_refusal and "error" in json.loads(content)):
@@ -329,13 +331,13 @@ ACTS: dict[str, tuple[float, Act]] = {
     "slot": (1, lambda one: one.answered(f"/slots/{one.rng.randrange(2)}?action={one.rng.choice(SAVED)}", FILE)),
     "nonsense": (1, Visitor.nonsense),
 }
-"""By name: the weight of an act in the mix, and the act."""
+"""The acts by name, each with its weight in the mix."""
 
 
 # ---- Rude clients -------------------------------------------------------------------------------------------------------
 
 UNREAD = 2048  # bytes of the client's receive buffer
-AT_ONCE = 2  # clients that do not read: they must not take all slots
+AT_ONCE = 2  # clients without reading that start together: they must not take all slots
 PACE = 0.5  # s between two clients, and between two bytes of a slow client
 BACK = 1.0  # s until a client whose connection was closed opens another one
 HALVES = (
@@ -344,7 +346,7 @@ HALVES = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{",
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
 )
-"""What clients send before they wait: nothing, half a head, half a body, and a request whose connection they keep."""
+"""What clients send before they wait: nothing, half a head, half a body, or a request whose connection they keep open."""
 
 
 def _request(length: int) -> bytes:
@@ -353,7 +355,7 @@ def _request(length: int) -> bytes:
 
 
 ENDLESS = ((_request(4 << 20) + b" " * (1 << 20), False), (_request(4 << 20), True))
-"""Bodies that never end: one stops after a part, one goes on with a byte now and then."""
+"""Requests whose bodies never end: one stops after a part, the other sends a byte now and then."""
 
 
 def _question(question: str, max_tokens: int) -> bytes:
@@ -373,7 +375,7 @@ def _connected(url: str) -> socket.socket:
 
 
 async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
-    """Start long streams, a few at a time, and read none of them. Return the open connections."""
+    """Start long streams, a few at a time, without reading them. Return the open connections."""
     connections: list[socket.socket] = []
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
@@ -385,7 +387,7 @@ async def stall(url: str, count: int, tokens: int) -> list[socket.socket]:
 
 
 async def disconnect(url: str, count: int, seed: int = 0) -> None:
-    """Connect and disconnect: within the head, within the body, before the answer, or during it."""
+    """Connect and disconnect: within the head, within the body, before the answer, or during the answer."""
     rng = random.Random(seed)
     for number in range(count):
         connection = await asyncio.to_thread(_connected, url)
@@ -400,16 +402,16 @@ async def disconnect(url: str, count: int, seed: int = 0) -> None:
 
 
 async def dawdle(url: str, count: int, patience: float) -> int:
-    """Send bodies that never end. Return the number of connections that are still open after `patience` seconds."""
+    """Send bodies that never end. Return how many connections are still open after `patience` seconds."""
     bodies = (body for _, body in zip(range(count), cycle(ENDLESS), strict=False))
     kept = await asyncio.gather(*(_keep_open(url, sent, patience, drips=drips) for sent, drips in bodies))
     return sum(is_open for _, is_open in kept)
 
 
 def crowd(url: str, count: int, seconds: float) -> int:
-    """Keep connections half open. If the server closes one, open another. Return how many were opened in all.
+    """Keep connections half open, and replace each one that the server closes. Return how many were opened in all.
 
-    Needs a process of its own. Raises BenchError.
+    Needs a separate process, whose limit of open files it raises. Raises BenchError if this limit is too low.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -425,10 +427,12 @@ def crowd(url: str, count: int, seconds: float) -> int:
 
 
 async def _keep_open(url: str, sent: bytes, seconds: float, *, drips: bool = False, again: bool = False) -> tuple[int, bool]:
-    """Send a part of a request, and read until the server closes the connection. drips: go on sending. again: then open
-    another one.
+    """Send a part of a request, and read until the server closes the connection or `seconds` pass.
 
-    Return how many connections were opened, and whether the last one is still open after so many seconds.
+    drips: continue to send a byte now and then.
+    again: open another connection when the server closes one.
+
+    Return how many connections were opened, and whether the last connection is still open at the end.
     """
     parts, end, opened = urlsplit(url), monotonic() + seconds, 0
     while (left := end - monotonic()) > 0 and (again or not opened):

@@ -1,4 +1,4 @@
-"""The API of a server under test: the request fields for a query's documents, and the answer's fields with figures."""
+"""The APIs of servers under test: how a request contains a query's documents, and which fields of an answer have figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DocumentUse:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """One event of a stream. A figure is None if the event does not have it."""
+    """One event of a stream. A figure is None if the event lacks it."""
 
     text: str = ""
     has_token: bool = False
@@ -55,10 +55,10 @@ class StreamChunk:
 
 
 class ServerApi(Protocol):
-    """An API: it builds the request of a query and reads the events of the stream."""
+    """An API that builds the request of a query and reads the events of the answer."""
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
-        """Return the path and the JSON body of a query; its time is not measured. Raises aiohttp.ClientError."""
+        """Return the path and the JSON body of a query's request. This is not timed. Raises aiohttp.ClientError."""
         ...
 
     def read(self, event: Body) -> StreamChunk:
@@ -67,16 +67,18 @@ class ServerApi(Protocol):
 
 
 def question_with_documents(query: Query) -> str:
-    """Return the user message for a server without a documents field: in retrieval order, in slotcache's wording."""
+    """Return the user message for a server without a documents field: documents in retrieval order, in slotcache's words."""
     documents = (document_text(Document(name, text)) for name, text in query.documents)
     return "".join(documents) + query.question
 
 
 @dataclass(frozen=True, slots=True)
 class ChatApi:
-    """OpenAI's `/v1/chat/completions`. Without `documents_field`, documents are text in the user message.
+    """OpenAI's `/v1/chat/completions`.
 
-    own_scope: each session has a cache scope of its own, so that sessions share no KV.
+    documents_field: send documents in slotcache's field. Otherwise they are text in the user message.
+    extra: more fields of each request.
+    own_scope: give each session its own cache scope, so that sessions share no KV.
     """
 
     documents_field: bool = False
@@ -90,7 +92,7 @@ class ChatApi:
             body["ignore_eos"] = True
         if self.documents_field:
             body["cache_prompt"] = sampling.cache_prompt
-            # The last turn's documents go to the top level of the request.
+            # The documents of the last turn are at the top level of the request.
             body |= {key: value for key, value in body["messages"][-1].items() if key == "documents"}
             body["messages"][-1].pop("documents", None)
         if self.own_scope:
@@ -98,7 +100,7 @@ class ChatApi:
         return "/v1/chat/completions", body | dict(self.extra or {})
 
     def messages(self, query: Query, history: History) -> list[Body]:
-        """Return the messages of a query after its history."""
+        """Return the messages of a query, including its history."""
         return _messages(query, history, _with_field if self.documents_field else _with_text)
 
     def read(self, event: Body) -> StreamChunk:
@@ -123,8 +125,9 @@ class ChatApi:
 
 @dataclass(frozen=True, slots=True)
 class CompletionApi:
-    """llama-server's own `/completion`. An earlier request applies the chat template; `timings.cache_n` is the number of
-    cached tokens.
+    """llama-server's own `/completion`. A separate request applies the chat template beforehand.
+
+    `timings.cache_n` is the number of cached tokens.
     """
 
     async def prepare(self, http: ClientSession, query: Query, history: History, sampling: Sampling) -> tuple[str, Body]:
@@ -142,7 +145,7 @@ class CompletionApi:
             text=text,
             has_token=bool(text or event.get("tokens")),
             finish_reason={"limit": "length"}.get(event.get("stop_type", ""), "stop") if final else None,
-            # `tokens_cached` is the length of the slot, not the reuse, so it is not read.
+            # `tokens_cached` is not read: it is the length of the slot, not the number of reused tokens.
             prompt_tokens=timings["prompt_n"] + cached if cached is not None else None,
             cached_tokens=cached,
             completion_tokens=event.get("tokens_predicted") if final else None,
@@ -159,7 +162,7 @@ class Prompt:
 
     @classmethod
     async def of(cls, http: ClientSession, body: Body) -> Prompt:
-        """Ask a server for the prompt of a chat. body: of the chat's request. Raises aiohttp.ClientError."""
+        """Ask a server for the prompt of a chat. body: the body of the chat's request. Raises aiohttp.ClientError."""
         async with http.post("/apply-template", json=body, raise_for_status=True) as answer:
             text = (await answer.json())["prompt"]
         asked = {"content": text, "add_special": True, "parse_special": True}

@@ -1,4 +1,4 @@
-"""The servers that a benchmark compares: their options, their start and their end."""
+"""The servers that a benchmark compares: their options, start and end."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ BENCH_MODELS = {"dense": "bench", "hybrid": "bench-hybrid"}  # the shapes of the
 
 
 def add_options(parser: argparse.ArgumentParser, context: int = 16384, slots: int = 4, max_tokens: int = 16) -> None:
-    """Add the shared options, with a scenario's own defaults."""
+    """Add the options that scenarios share. The defaults depend on the scenario."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
-    text = "the one that is generated: a Llama, or a hybrid of the Qwen 3.5 kind (default: %(default)s)"
+    text = "the model to generate: a Llama, or a hybrid like Qwen 3.5 (default: %(default)s)"
     add("--bench-model", choices=BENCH_MODELS, default="dense", help=text)
-    add("--url", help="measure the server that runs there, and start none")
+    add("--url", help="measure the server at this URL, and start none")
     add("--dialect", choices=("slotcache", "openai", "llama"), default="slotcache", help="API of the server at --url")
     add("--llama-server", metavar="PATH", help="llama-server to compare with; without it that arm is left out")
     add("-c", "--ctx-size", type=int, default=context, help="context of each server, tokens (default: %(default)s)")
@@ -63,7 +63,7 @@ def add_clients(parser: argparse.ArgumentParser) -> None:
     """Add the options for the number of clients and the pause after each answer."""
     add = parser.add_argument
     add("--concurrency", type=int, default=1, help="clients at a time (default: %(default)s)")
-    text = "seconds in which one client reads an answer and the server may do idle work (default: %(default)s)"
+    text = "seconds after each answer of a single client, in which the server may do idle work (default: %(default)s)"
     add("--pause", type=float, default=0.2, help=text)
 
 
@@ -78,7 +78,7 @@ def bench_model(args: argparse.Namespace) -> Path:
         if not args.model.is_file():
             raise BenchError(f"no model at {args.model}")
         return args.model
-    try:  # by name: it needs a package that servers do without
+    try:  # imported only here: it needs a package that servers do not need
         random_models = import_module(".random_models", __package__)
     except ModuleNotFoundError as error:
         raise BenchError(
@@ -93,30 +93,30 @@ def bench_model(args: argparse.Namespace) -> Path:
 def llama_slots(args: argparse.Namespace) -> int | None:
     """Return the number of slots for llama-server; None for its own default.
 
-    By default its slots share the context. With an explicit number each slot gets a part that is too short for these
-    prompts.
+    By default, its slots share the context. With an explicit number, each slot has a part of the context, which is too
+    short for these prompts.
     """
     return None if args.parallel == LLAMA_SLOTS else args.parallel
 
 
 def llama_server(args: argparse.Namespace) -> str | None:
-    """Return the program of llama-server, or None without `--llama-server`. Raises BenchError if the path is no program."""
+    """Return `--llama-server`, or None if it is not given. Raises BenchError if it is not a program."""
     if args.llama_server and shutil.which(args.llama_server) is None:
         raise BenchError(f"--llama-server {args.llama_server}: not a program that can be run")
     return args.llama_server
 
 
 # ---- Server -------------------------------------------------------------------------------------------------------------
-# A server process: started for one arm of a benchmark, polled until it is ready, and stopped by its process id.
+# A server process. It is started for one arm of a benchmark, polled until it is ready, and stopped.
 
 HOST = "127.0.0.1"
 TAIL_LINES = 20
-CRASH = "Fatal Python error: "  # the first line about a signal, before the stacks of all threads
+CRASH = "Fatal Python error: "  # the start of a crash report, before the stacks of all threads
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of a server, with flags that both servers know. `slots`: None for the server's own default."""
+    """The options of a server. slots: None for the server's own default. extra: more flags."""
 
     model: Path
     context: int = 16384
@@ -124,7 +124,7 @@ class ServerOptions:
     threads: int = os.cpu_count() or 1
     flash_attention: str = "auto"
     repack: str = "default"
-    """`on` or `off` in every arm, or `default`: each engine's own default."""
+    """`on` or `off`, or `default` for the engine's own default."""
     extra: tuple[str, ...] = ()
 
     def flags(self, port: int) -> list[str]:
@@ -135,44 +135,44 @@ class ServerOptions:
 
 
 def llama_server_command(binary: str, options: ServerOptions, port: int) -> list[str]:
-    """Return the command of llama-server with these flags and without its web page; all else is its default."""
+    """Return the command of llama-server with these flags, without its web page."""
     return [binary, *options.flags(port), *llama_repack(options.repack), "--no-webui"]
 
 
 def llama_repack(repack: str) -> list[str]:
-    """Return llama.cpp's flag for `repack`. Without a flag, llama.cpp's programs repack."""
+    """Return llama.cpp's flag for `repack`. Without a flag, llama.cpp's programs repack weights."""
     return {"on": ["--repack"], "off": ["--no-repack"]}.get(repack, [])
 
 
 def slotcache_command(options: ServerOptions, port: int) -> list[str]:
-    """Return the command of `slotcache serve` in this Python environment."""
+    """Return the command of `slotcache serve` from this Python environment."""
     repack = [] if options.repack == "default" else ["--repack", options.repack]
     return [*own_command(), "serve", *options.flags(port), *repack]
 
 
 def own_command() -> list[str]:
-    """Return the first words of slotcache's commands. A bare checkout runs the module, which must be importable."""
+    """Return the words that start slotcache. In a bare checkout they run the module, which must be importable."""
     script = shutil.which("slotcache", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "slotcache.server.cli"]
 
 
 def tie_to_parent() -> None:
-    """End this process of multiprocessing when its parent ends."""
+    """Make this multiprocessing process end when its parent ends."""
     if (parent := parent_process()) is not None:
         tie(os.getpid(), parent.sentinel)
 
 
 def free_port() -> int:
-    """Return a port that no program listens on now."""
+    """Return a port on which no program listens now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return probe.getsockname()[1]
 
 
 class Server:
-    """Runs `command` while the context lasts. Entering the context waits until `/health` answers 200.
+    """Runs `command` as a context manager. Entering waits until `/health` answers 200.
 
-    Raises ServerError, with the end of the log, if the process ends or `deadline` seconds pass first.
+    Raises ServerError with the end of the log if the process ends first, or if `deadline` seconds pass.
     """
 
     def __init__(self, command: Sequence[str], port: int, deadline: float = 300.0) -> None:
@@ -200,7 +200,7 @@ class Server:
     def __enter__(self) -> Server:
         with self.log.open("wb") as log:
             try:
-                # A session of its own: ctrl-C reaches only the benchmark, which then stops the server in order.
+                # In a new session, ctrl-C reaches only the benchmark, which then stops the server in order.
                 self._process = start_child(self.command, is_asked=True, stdout=log, stderr=log, start_new_session=True)
             except OSError as error:
                 raise ServerError(f"cannot start {self.command[0]}: {error}") from error
@@ -221,13 +221,13 @@ class Server:
             print(f"the server's log is {self.log}", file=sys.stderr)
 
     def stop(self, patience: float = 10.0) -> None:
-        """Ask the process to end; kill it after `patience` seconds."""
+        """Ask the process to end, and kill it after `patience` seconds."""
         process, self._process = self._process, None
         if process is not None:
             stop_child(process, patience)
 
     def tail(self) -> str:
-        """Return the last lines of the log; after a crash all lines."""
+        """Return the last lines of the log. If there is a crash report, return all of it."""
         lines = self.log.read_text(errors="replace").splitlines()
         crash = next((at for at, line in enumerate(lines) if line.startswith(CRASH)), len(lines))
         return "\n".join(lines[min(crash, max(len(lines) - TAIL_LINES, 0)) :])
@@ -244,10 +244,10 @@ class Server:
             if waited - shown >= 5:
                 shown = int(waited)
                 print(f"waiting for {Path(self.command[0]).name}: {shown} s", file=sys.stderr, flush=True)
-            sleep(0.05)  # between two polls of a server that may take minutes to load
+            sleep(0.05)  # a server may take minutes to load
 
     def _is_healthy(self) -> bool:
-        direct = build_opener(ProxyHandler({}))  # a server on this machine is not behind a proxy
+        direct = build_opener(ProxyHandler({}))  # no proxy is needed for a server on this machine
         with contextlib.suppress(OSError), direct.open(f"{self.url}/health", timeout=2) as answer:
             return answer.status == 200
         return False
@@ -266,33 +266,34 @@ def events(url: str, body: Mapping[str, Any], timeout: float) -> Iterator[Any]:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of memory that a process has; 0 if there is no such process."""
+    """Return the resident memory of a process in bytes; 0 if there is no such process."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def _ended(code: int) -> str:
-    """Describe how a process ended, by the name of the signal if a signal ended it."""
+    """Describe how a process ended: by its exit code, or by the name of a signal."""
     if code >= 0:
         return f"ended with code {code}"
-    # Some machines report AMX but forbid its use, and repacked weights use it.
+    # Some machines report AMX but forbid its use. Repacked weights use AMX.
     hint = " (try --repack off)" if -code == signal.SIGILL else ""
     return f"was ended by {signal.Signals(-code).name}{hint}"
 
 
-# ---- The arms of a comparison: a server, started fresh for each measurement, and its API. -------------------------------
+# ---- The arms of a comparison: a server, which is started for each measurement, and its API. ----------------------------
 
 T = TypeVar("T")
 
 WARM_UP = Query("warm-up", 1, "Say hello.")
-"""Sent once to every server, uncounted: the first request of a process pays for its start."""
+"""Sent once to every server and not counted, because the first request of a process is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison. command: returns the server's command line for a port; None: a server runs at `url` already.
+    """One side of a comparison.
 
+    command: returns the server's command for a port; None if a server already runs at `url`.
     ahead: queries that are sent before the measurement.
     """
 
@@ -303,7 +304,7 @@ class Arm:
     ahead: tuple[Query, ...] = ()
 
     def measure(self, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Start the server, call `work` with a client of the server, stop the server."""
+        """Start the server, call `work` with a client, and stop the server. Return the result of `work`."""
         with self.up() as url:
             return asyncio.run(self.work(url, sampling, work))
 
@@ -323,12 +324,12 @@ class Arm:
         return {"name": self.name, "dialect": repr(self.api), **server}
 
     async def work(self, url: str, sampling: Sampling, work: Callable[[Client], Awaitable[T]]) -> T:
-        """Call `work` with a client of the server at `url`, after one uncounted request and the queries of `ahead`."""
+        """Send the warm-up and the queries of `ahead` to the server at `url`, then call `work` with the client."""
         async with Client(url, self.api, sampling) as client:
             for query in (WARM_UP, *self.ahead):
                 if error := (await client.ask(query)).error:
                     raise BenchError(f"{self.name} at {url}: {error}")
-            client.name = self.name  # its results count from now on
+            client.name = self.name  # from now on, the journal has its results
             return await work(client)
 
 
@@ -338,8 +339,9 @@ def arms_for(
     llama_slots: int | None = None,
     slotcache_flags: Sequence[str] = (),
 ) -> list[Arm]:
-    """Return an arm of slotcache for each document order, and one of llama-server if its path is given. With `--url`: one
-    arm.
+    """Return an arm of slotcache for each document order, and an arm of llama-server if its path is given.
+
+    With `--url`, there is only the arm of the server that runs there.
     """
     extra = {} if getattr(args, "order_hint", True) else {"order_hint": False}
     if args.url:
@@ -356,11 +358,12 @@ def arms_for(
 
 
 def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list[Arm]:
-    """Return arms of slotcache with separately read documents, of the usual slotcache, and of llama-server with its two
-    ways.
+    """Return the arms to compare separate documents: slotcache with separate attention, then usual arms.
 
-    ahead: queries whose documents the first arm reads before the measurement. With `--cache-reuse` llama-server moves KV,
-    too, but only KV of the same slot, and only forwards.
+    `--joint` adds the usual slotcache. `--cache-reuse` adds a llama-server that also moves KV, but only within a slot and
+    only forwards.
+
+    ahead: queries whose documents the first arm reads before the measurement.
     """
     joint, *theirs = arms_for(args, llama_slots=args.parallel if args.concurrency > 1 else None)
     api = ChatApi(documents_field=True, extra={"documents_attention": "separate"})
@@ -376,8 +379,8 @@ def separate_arms(args: argparse.Namespace, ahead: Sequence[Query] = ()) -> list
 
 
 def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
-    """Yield every arm once a round, in reverse order in every other round: so a drifting speed of the machine favours no
-    arm.
+    """Yield the number of each round with every arm. Every other round is in reverse order, so that a machine whose speed
+    drifts favours no arm.
     """
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
@@ -389,7 +392,7 @@ def in_rounds(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
 def measured_in_rounds(
     arms: Sequence[Arm], args: argparse.Namespace, work: Callable[[Client, argparse.Namespace, int], Awaitable[T]]
 ) -> dict[str, list[T]]:
-    """Measure every arm once in each of `--rounds`. work: called with a client, the options and the number of the round."""
+    """Measure every arm once in each of `--rounds`. work: called with a client, the options and the round's number."""
     found: dict[str, list[T]] = {}
     for number, arm in in_rounds(arms, args.rounds):
         one = arm.measure(sampling(args), lambda client, number=number: work(client, args, number))
@@ -404,6 +407,6 @@ def _api(name: str, extra: dict[str, Any]) -> ServerApi:
 
 
 def options_of(args: argparse.Namespace, model: Path, slots: int | None, extra: Sequence[str]) -> ServerOptions:
-    """Return the options of a server, from the shared options of the command line."""
+    """Return the options of a server by the shared options of the command line."""
     same: dict[str, Any] = {"flash_attention": args.flash_attn, "repack": args.repack, "extra": tuple(extra)}
     return ServerOptions(model, args.ctx_size, slots, args.threads, **same)

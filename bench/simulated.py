@@ -1,4 +1,4 @@
-"""The real scheduler without a model: prompts with documents arrive, and their scheduling and reuse are measured."""
+"""Runs the real scheduler without a model, and measures the scheduling and the reuse of prompts with documents."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..slots.scope import Scope
 from .report import percentile
 from .trace import Query, burst
 
-CELLS = 2200  # for six and a half prompts
+CELLS = 2200  # enough for six and a half prompts
 SLOTS = 4
 SYSTEM, DOCUMENT, QUESTION, ANSWER = 10, 64, 8, 16  # tokens
-STEP, TOKEN = 0.005, 0.001  # seconds of a step, and of each of its tokens
+STEP, TOKEN = 0.005, 0.001  # simulated seconds of a step, and of each token in it
 SCOPE = Scope.shared("")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,11 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """cached: share of the prompts' tokens. overtaken: how often one request was overtaken, at most. p50, p95: of TTFT, in
-    seconds.
+    """The figures of a simulation.
 
-    choosing: microseconds of processor time for each admission, to choose a request and the order of its documents.
-    scheduling: microseconds for each request, for all work of the scheduler: queue, tree, planned and committed steps.
+    cached: the share of the prompts' tokens that were cached.
+    overtaken: the most requests that overtook one request.
+    p50, p95: percentiles of TTFT, in simulated seconds.
+    choosing: microseconds of processor time per request to choose the next request and the order of its documents.
+    scheduling: microseconds of processor time per request for submitting, finishing, and planning and committing steps.
     """
 
     cached: float
@@ -49,8 +51,10 @@ class Served:
 
 
 def serve(prompts: Sequence[ChatPrompt], window: int, arrivals: Sequence[float] = ()) -> Served:
-    """Serve the prompts; return the figures. arrivals: seconds, ascending, one for each prompt; empty: all prompts arrive at
-    once.
+    """Serve the prompts and return the figures.
+
+    window: the most requests that may overtake a request.
+    arrivals: the arrival of each prompt in seconds, ascending; empty if all prompts arrive at once.
     """
     scheduler = Scheduler(PrefixTree(CELLS, 32, costs=CPU), num_slots=SLOTS, window=window)
     choosing, scheduling = _Timer(), _Timer()
@@ -101,12 +105,12 @@ class _Timer:
 
 
 def num_tokens() -> int:
-    """Return the number of tokens of a prompt of the burst trace."""
+    """Return the number of tokens in a prompt of the burst trace."""
     return len(burst(1)[0].documents) * DOCUMENT + SYSTEM + QUESTION
 
 
 def prompts_of(queries: Iterable[Query], policy: str) -> list[ChatPrompt]:
-    """Return the prompts of queries. policy: orders their documents."""
+    """Return the prompts of queries. policy: the order of their documents."""
     texts: dict[str, np.ndarray] = {}
 
     def tokens(text: str, size: int) -> np.ndarray:
@@ -123,7 +127,7 @@ def prompts_of(queries: Iterable[Query], policy: str) -> list[ChatPrompt]:
 
 
 def shuffled(number: int, policy: str, seed: int = 0) -> list[ChatPrompt]:
-    """Return so many prompts of the burst trace, shuffled."""
+    """Return `number` prompts of the burst trace, shuffled."""
     prompts = prompts_of(burst(number, seed=seed), policy)
     random.Random(seed).shuffle(prompts)
     return prompts

@@ -1,4 +1,4 @@
-"""Traces of requests over documents, made from a seed."""
+"""Traces of requests, with documents or without, generated from a seed or read from MT-RAG."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from itertools import zip_longest
 from pathlib import Path
 
 # ---- Text ---------------------------------------------------------------------------------------------------------------
-# English-like text of common words: a different text for every seed, the same text for one seed on every machine.
+# English-like text of common words. Each seed gives another text, which is the same on every machine.
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Large vocabularies and the bench model's small one have most of these words as one token: about 1.2 tokens a word.
+# Most of these words are one token, in large vocabularies and in the bench model's small one: about 1.2 tokens per word.
 ADJECTIVES = _words(
     "old new large small long short high low open full empty clear simple single special direct final current general "
     "public private local common complex original recent useful important known real exact normal standard complete "
@@ -40,8 +40,8 @@ OPENERS += ("In this order", "On the other side", "At the end of the year", "In 
 
 
 def prose(seed: str, words: int) -> str:
-    """Return sentences with a few words more than `words`. The same seed gives the same text."""
-    rng = random.Random(seed)  # a string seed goes through SHA-512: it depends on no hash seed and no platform
+    """Return sentences with `words` words or a few more. The same seed gives the same text."""
+    rng = random.Random(seed)  # Python hashes a string seed with SHA-512, the same on every platform
     sentences: list[str] = []
     count = 0
     while count < words:
@@ -80,7 +80,7 @@ SYSTEM_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One user turn: a question and its documents as (id, text), the most relevant first."""
+    """One user turn: a question and its documents as (id, text), most relevant first."""
 
     session: str
     turn: int
@@ -98,12 +98,12 @@ def burst(
     words: int = 158,
     seed: int = 0,
 ) -> list[Query]:
-    """Return bursts of queries, each burst on one region of documents; successive queries share exactly
-    `round(k * overlap)` documents.
+    """Return bursts of queries. Each burst uses one region of documents.
 
-    The workload of RAGCache++ (section 4, Workload) and CacheWeaver: regions of 10 documents of about 200 tokens, bursts of
-    10, k = 5, overlap 60 %. The papers do not say how regions are drawn; here every region is used once before the first
-    repeats. The retrieval rank is shuffled for every query. Raises ValueError if the regions are too small.
+    Successive queries of a burst share exactly `round(k * overlap)` documents. This is the workload of RAGCache++ (section
+    4, Workload) and CacheWeaver: regions of 10 documents of about 200 tokens, bursts of 10, k = 5, overlap 60 %. The papers
+    do not say how regions are drawn; here every region is used once before any region repeats. The retrieval rank is
+    shuffled for every query. Raises ValueError if the regions are too small.
     """
     kept = round(k * overlap)
     if burst < 1:
@@ -132,11 +132,13 @@ def skewed(
     words: int = 395,
     seed: int = 0,
 ) -> list[Query]:
-    """Return questions on documents of which a few are popular.
+    """Return questions on documents, a few of which are popular.
 
-    RAGCache's workload (sections 3.2 and 7): two documents a question; 3 % of the documents get 60 % of the retrievals. The
-    paper's documents have 3,718 tokens on average. popular: the popular documents' share of all documents. share: their
-    share of the retrievals.
+    This is RAGCache's workload (sections 3.2 and 7): two documents per question, and 3 % of the documents get 60 % of the
+    retrievals. The paper's documents have 3,718 tokens on average.
+
+    popular: the popular documents' share of all documents.
+    share: the popular documents' share of the retrievals.
     """
     rng, hot, trace = random.Random(f"skewed {seed}"), round(popular * documents), []
     for number in range(queries):
@@ -149,9 +151,10 @@ def skewed(
 
 
 def conversations(count: int = 20, turns: int = 3, words: int = 40, seed: int = 0, opening: int = 0) -> list[Query]:
-    """Return plain chats without documents: first the first turns of all chats, then the second turns, and so on.
+    """Return chats without documents: the first turns of all chats, then all second turns, and so on.
 
-    words: of a message. opening: words of a first message; 0: as `words`.
+    words: the words of a message.
+    opening: the words of a chat's first message; 0: as `words`.
     """
     return [
         Query(f"c{session}", turn, f"{prose(f'chat {seed} {session} {turn}', size)} {question(f'{session} {turn}')}")
@@ -172,9 +175,10 @@ def mtrag(
 ) -> list[Query]:
     """Return MT-RAG's human conversations, with the documents that a real retriever ranked for each turn.
 
-    path: the folder with `rankings.jsonl`, `documents.jsonl.gz` and `tasks.jsonl`, or its parent. active: the number of
-    sessions that are interleaved turn by turn before the next ones start; a session's turns stay in order. Raises ValueError
-    if no ranking matches, OSError if a file is missing.
+    path: the folder with `rankings.jsonl`, `documents.jsonl.gz` and `tasks.jsonl`, or its parent folder.
+    active: the number of sessions that are interleaved turn by turn, before the next sessions start.
+
+    Raises ValueError if no ranking matches, OSError if a file is missing.
     """
     folder = path / "mtrag_retrieved" if (path / "mtrag_retrieved").is_dir() else path
     texts = {row["id"]: row["text"].strip() for row in _rows(folder / "documents.jsonl.gz")}

@@ -1,6 +1,6 @@
-"""Folders of documents to search: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
+"""Search over folders of documents: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
 
-As a library it needs no model. A search then goes by words alone:
+As a library it needs no model. Then it searches only by words:
 
     >>> import asyncio, tempfile
     >>> from pathlib import Path

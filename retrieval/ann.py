@@ -1,13 +1,12 @@
-"""Search by vectors in clusters, for indexes so large that the exact search takes long. This module needs faiss, the
-extra `slotcache[ann]`.
+"""Searches vectors in clusters, for indexes so large that the exact search is slow. Needs faiss (`slotcache[ann]`).
 
 k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the query with the vectors of the
-nearest clusters, group by group. After each group it yields the nearest vectors so far (RAGCache, section 5.3: pipelined
-vector search). A search ends after a fixed number of clusters, as in the paper.
+nearest clusters, group by group. After each group, it yields the nearest vectors so far (RAGCache, section 5.3: pipelined
+vector search). As in the paper, it ends after a fixed number of clusters.
 
-The clusters are in a mapped file beside the database, and their vectors are the database's float16, so that cosines
-equal an exact search's. Another process makes the file. The file is used only if the database has a record of it: after
-a crash the exact search remains.
+The clusters are in a memory-mapped file beside the database. Their vectors have the database's precision, float16, so
+cosines equal those of an exact search. Another process makes the file. It is used only if the database has a record of
+it; after a crash, the exact search is used.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ from .ranking import Nearest, unit
 from .store import Store
 from .writing import connect
 
-CLUSTERS_FROM = 50_000  # vectors: an exact search of fewer ends before all other work for a question
-SHARE = 0.1  # of the clusters, which a search compares: recall@5 was 0.98 at least with 100,000 vectors, 0.99 with 1,000,000
-GROUPS = 12  # of 1,000,000 vectors the first group takes 0.15 of the time; with 8 groups 0.19
-GROWTH = 0.5  # of the vectors: if so many were added or removed since, clusters are made anew
-SAMPLE = 64  # vectors for each cluster, from which k-means learns
+CLUSTERS_FROM = 50_000  # vectors: with fewer, the exact search ends before all other work for a question
+SHARE = 0.1  # of the clusters that a search compares: recall@5 was at least 0.98 with 100,000 vectors, 0.99 with 1,000,000
+GROUPS = 12  # with 1,000,000 vectors, the first group takes 0.15 of the time; with 8 groups, it takes 0.19
+GROWTH = 0.5  # of the vectors: after so many additions and removals, clusters are made again
+SAMPLE = 64  # vectors per cluster for the training of k-means
 BATCH = 16384  # vectors that are put into clusters at once
-NICENESS = 12  # as of the process that reads files
-ENDING, LETTERS = ".ivf", 8  # of a file's name; random bytes in it, as a database may have had other files
+NICENESS = 12  # as in `reader`
+ENDING, LETTERS = ".ivf", 8  # a file's suffix, and random bytes in its name: a database may have had other files
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The database's record of the file. last: the highest number of a chunk in the file. vectors: the number of
-    vectors."""
+    """The database's record of a cluster file. last: the highest chunk number in it. vectors: the number of vectors."""
 
     name: str
     size: int
@@ -59,7 +57,7 @@ CLUSTER_FILES = msgspec.json.Decoder(ClusterFile)
 
 
 class ClusterError(Exception):
-    """The reason why clusters cannot be used or made. The exact search remains."""
+    """Clusters cannot be used or made, for the reason in the message. The exact search is used instead."""
 
 
 def has_faiss() -> bool:
@@ -67,20 +65,20 @@ def has_faiss() -> bool:
 
 
 def _faiss() -> ModuleType:
-    """Load faiss only where it is needed: it takes 0.2 s and some 40 MB."""
+    """Import faiss at its first use, because the import takes 0.2 s and about 40 MB."""
     faiss = import_module("faiss")
-    faiss.omp_set_num_threads(1)  # of the calling thread: OpenMP's workers would take the engine's cores
+    faiss.omp_set_num_threads(1)  # for the calling thread: more threads would take the engine's cores
     return faiss
 
 
 class Clusters:
-    """Vectors by cluster. Any thread may search; one thread may add and remove meanwhile.
+    """The vectors of chunks, in clusters. Any thread may search; one thread may add and remove meanwhile.
 
-    A vector has the number of its chunk. No number is used twice, so all numbers in the file are at most `last`.
+    A vector has the number of its chunk. No number is used twice, and new chunks have numbers above the file's `last`.
     """
 
     def __init__(self, path: Path, kept: ClusterFile, numbers: np.ndarray) -> None:
-        """numbers: of all chunks of the database. Raises ClusterError."""
+        """Open a cluster file. numbers: the numbers of all chunks in the database. Raises ClusterError."""
         try:
             faiss = _faiss()
             if (size := path.stat().st_size) != kept.size:
@@ -119,7 +117,7 @@ class Clusters:
             self.num_changed += len(numbers)
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove the vectors of chunks from all searches. Their place is free when clusters are made anew."""
+        """Remove the vectors of chunks from all searches. Their space is freed when clusters are made again."""
         with self._lock:
             gone = _bits(np.fromiter(numbers, np.int64), 8 * len(self._is_there) - 1) & self._is_there
             self._is_there = self._is_there & ~gone
@@ -130,8 +128,8 @@ class Clusters:
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
         """Yield the nearest `limit` vectors so far after each group of clusters, and whether it was the last group.
 
-        only: the numbers to search among. All clusters are then searched, since the nearest ones may have none of these
-        numbers.
+        only: the numbers to search among. Then all clusters are searched, because the nearest clusters may have none of
+        these numbers.
         """
         faiss, query = _faiss(), unit(query[None])
         count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)
@@ -158,7 +156,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
-    """Return numbers and cosines of the nearest vectors in a group of clusters. group: cosines of centres, and clusters."""
+    """Return numbers and cosines of the nearest vectors in a group of clusters. group: their nearness, their numbers."""
     faiss, (nearness, clusters) = _faiss(), group
     cosines, numbers = np.empty(limit, np.float32), np.empty(limit, np.int64)
     arrays = map(faiss.swig_ptr, (np.ascontiguousarray(clusters), np.ascontiguousarray(nearness), cosines, numbers))
@@ -168,7 +166,7 @@ def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters:
 
 
 def _bits(numbers: np.ndarray, most: int) -> np.ndarray:
-    """Return numbers as bits from 0 to `most`, in faiss's order."""
+    """Return the numbers from 0 to `most` as a bitmap, in faiss's order of bits."""
     flags = np.zeros(most + 1, np.bool_)
     flags[numbers[numbers <= most]] = True
     return np.packbits(flags, bitorder="little")
@@ -181,17 +179,16 @@ def _empty(faiss: ModuleType, quantizer: object, width: int, num_clusters: int) 
 
 
 def open_clusters(store: Store) -> Clusters | None:
-    """Open the clusters of a database, and add the vectors that are newer than the file; None if the database has no
-    clusters.
+    """Open the clusters of a database, and add newer vectors; None if the database has no clusters.
 
-    Raises ClusterError if the file cannot be used. Removes cluster files that the database has no record of.
+    Cluster files without a record in the database are removed. Raises ClusterError if the file cannot be used.
     """
     try:
         kept = CLUSTER_FILES.decode(text) if (text := store.clusters) else None
     except msgspec.MsgspecError as error:
         raise ClusterError(str(error)) from None
     own = re.compile(rf"{re.escape(store.path.stem)}-[0-9a-f]{{{2 * LETTERS}}}{re.escape(ENDING)}")
-    for path in store.path.parent.iterdir():  # another server's database may have this name and a number
+    for path in store.path.parent.iterdir():  # another server's database may have this name plus a number
         if own.fullmatch(path.name) and (not kept or path.name != kept.name):
             path.unlink(missing_ok=True)
     if kept is None:
@@ -204,11 +201,11 @@ def open_clusters(store: Store) -> Clusters | None:
     return clusters
 
 
-# ---- Making clusters, in a process of their own. ------------------------------------------------------------------------
+# ---- Making clusters, in another process. -------------------------------------------------------------------------------
 
 
 class ClusterMaker:
-    """Makes the file of clusters of a database in another process. One thread may use it; any thread may close it."""
+    """Makes the cluster file of a database, in another process. One thread may use it; any thread may close it."""
 
     def __init__(self, database: Path) -> None:
         self._database = self._file = database
@@ -216,7 +213,7 @@ class ClusterMaker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started, and `made` has not seen its end yet."""
+        """Whether the process was started and `made` has not noticed its end yet."""
         return self._process is not None
 
     def start(self) -> None:
@@ -224,9 +221,9 @@ class ClusterMaker:
         self._process = start_module("ann", str(self._database), str(self._file), stderr=subprocess.PIPE)
 
     def made(self, seconds: float = 0.0) -> str:
-        """Return the record of the new file for the database; empty if it is not ready yet. Raises ClusterError.
+        """Return the new file's record for the database; empty if the file is not ready. Raises ClusterError.
 
-        seconds: to wait for the file.
+        seconds: how long to wait for the file.
         """
         if (process := self._process) is None:
             return ""
@@ -251,13 +248,13 @@ class ClusterMaker:
 
 
 def main(database: str, file: str) -> None:
-    """Make a file of clusters of all vectors that a database has now, and print the record of the file."""
+    """Make a file of clusters from all vectors of a database, and print the record of the file."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(NICENESS)
-    os.umask(0o077)  # texts can be guessed from their vectors: the file is the owner's alone, as the database is
+    os.umask(0o077)  # only the owner may read the file, as the database: texts can be guessed from their vectors
     path, made_at = Path(database), Path(file)
     with closing(connect(path, creates=False)) as connection:
-        connection.execute("begin")  # all reads see one state
+        connection.execute("begin")  # all reads see the same state
         numbers = np.fromiter(
             (number for (number,) in connection.execute("select chunk from vector order by chunk")), np.int64
         )

@@ -1,5 +1,5 @@
-"""Decodes a file. The encoding follows from its byte order mark, its bytes, its label, or the letters that each encoding
-gives.
+"""Decodes files. The encoding is found by a byte order mark, by the bytes, by a label in the file, or by comparing the
+texts that several encodings give.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from .terms import words_of
 
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, with whose mark it begins
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with UTF-16's
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 SAMPLE = 8192  # bytes that show whether a file is text or binary data
 CONTROL_BYTES = bytes({*range(32), 127} - {8, 9, 10, 11, 12, 13, 27})
-MOST_CONTROLS = 0.02  # of the bytes of a text
-SHIFTS = (b"\x1b$B", b"\x1b$@")  # of ISO-2022-JP, all of whose bytes are ASCII
-ASKED = 1 << 15  # bytes with letters beyond ASCII, from which an encoding is guessed
+MOST_CONTROLS = 0.02  # of the bytes of a text: a file with more control bytes is binary
+SHIFTS = (b"\x1b$B", b"\x1b$@")  # escape sequences of ISO-2022-JP, whose bytes are all ASCII
+ASKED = 1 << 15  # bytes from which an encoding is guessed, of lines that are not ASCII
 LATIN = ("cp1252", "cp1250", "cp1254", "iso8859_2", "cp1257")
 GUESSED = ("gb18030", "big5", "cp932", "euc_jp", "cp949", "cp1251", "koi8_r", "cp1253", "cp1255", "cp1256")
-"""The encodings of files without a label: `LATIN`, of which the first wins a tie, and those of all other letters."""
+"""The encodings to try without a label: `LATIN`, where the first wins a tie, and `GUESSED` for all other scripts."""
 
 IN_A_ROW = re.compile(rb"[\x80-\xff]+")
-LATIN_IN_A_ROW = 2  # bytes beyond ASCII in a row, on average, at most: in other scripts they are whole words
-NO_LATIN = re.compile(rb"[\x81-\x83\x88\x89\x8b\x8d\x8f\x90\x98\x9b\x9d]")  # signs that texts hardly have
-MOST_SIGNS = 0.1  # of the bytes beyond ASCII
+LATIN_IN_A_ROW = 2  # most bytes beyond ASCII in a row, on average: other scripts have whole words of them
+NO_LATIN = re.compile(rb"[\x81-\x83\x88\x89\x8b\x8d\x8f\x90\x98\x9b\x9d]")  # bytes that Latin texts hardly have
+MOST_SIGNS = 0.1  # the most of these, as a share of the bytes beyond ASCII
 
 
 def decode(data: bytes, label: str = "") -> str:
-    """Return a file's text. label: the name of the encoding in the file.
+    """Return a file's text. label: the encoding that the file names; empty if it names none.
 
-    Raises Unreadable for binary data, and for an encoding that is not known.
+    Raises Unreadable for binary data, and if the encoding cannot be found.
     """
     for mark, encoding in MARKS:
         if data.startswith(mark):
@@ -56,7 +56,7 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return the encoding of UTF-16 without a mark. Raises Unreadable for binary data: no other text has zero bytes."""
+    """Return the byte order of UTF-16 text without a mark. Raises Unreadable for other data with zero bytes."""
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")
     for encoding in order:
@@ -98,11 +98,11 @@ def _guess(data: bytes) -> str:
         encodings = [match.encoding for match in from_bytes(text, cp_isolation=[*GUESSED], enable_fallback=False)]
     if not encodings:
         raise Unreadable("its encoding is not known: save it as UTF-8")
-    return max(encodings, key=lambda encoding: _likelihood(text.decode(encoding, "replace")))  # the first of equal ones
+    return max(encodings, key=lambda encoding: _likelihood(text.decode(encoding, "replace")))  # of equal scores, the first
 
 
 def _likelihood(text: str) -> tuple[int, int]:
-    """Return a score, highest for the right one of similar encodings: frequent words of a language, few signs in words."""
+    """Score a text by its encoding. The right one gives many frequent words of a language, and few signs inside words."""
     signs = sum(
         sign > "\x7f" and not sign.isalpha() and before.isalpha() and after.isalpha()
         for before, sign, after in zip(text, text[1:], text[2:], strict=False)
@@ -153,20 +153,20 @@ READ_AS = {
     "big5": "big5hkscs",
     "shift_jis": "cp932",
     "euc_kr": "cp949",
-    "utf-16": "utf-8",  # a label that can be read is in single bytes
+    "utf-16": "utf-8",  # in UTF-16, the label itself could not be read
     "utf-16-le": "utf-8",
     "utf-16-be": "utf-8",
     "utf-32": "utf-8",
     "utf-7": "",  # a way to hide text
     **dict.fromkeys(("unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined"), ""),  # Python's own
 }
-"""Encodings, by Python's names, that are read as a larger one; empty: not at all."""
+"""By Python's name of an encoding: the larger encoding to use instead; empty if the encoding is refused."""
 
 MARKUP = re.compile(rb"<(?:!--|(?P<skipped>script|style|title|textarea)\b|(?P<meta>meta)[\s/])", re.I)
 CHARSET = re.compile(rb"charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
 DECLARATION = re.compile(rb"\s{0,100}<\?xml\b[^>]{0,200}?\bencoding\s*=\s*[\"']([\w.:-]{1,40})")
-LABELLED = 1 << 20  # bytes of a page in which its label is looked for
-META = 1000  # bytes of an element
+LABELLED = 1 << 20  # bytes of a page in which a label is looked for
+META = 1000  # bytes of a `<meta>` element
 
 
 def codec_of(label: str) -> str:
@@ -182,7 +182,7 @@ def codec_of(label: str) -> str:
 def label_of(page: bytes) -> str:
     """Return the encoding that a page names in its XML declaration or in a `<meta>`; empty if there is none.
 
-    Labels in comments and scripts do not count, however long these are.
+    Labels in comments and scripts do not count.
     """
     if declared := DECLARATION.match(page):
         return declared[1].decode()
@@ -202,6 +202,6 @@ def label_of(page: bytes) -> str:
 
 
 def _end(page: bytes, close: bytes, at: int) -> int:
-    """Return where a comment or an element ends, in any case of letters; -1 if it does not."""
+    """Return the end of a comment or an element, ignoring case; -1 if it never ends."""
     found = re.compile(re.escape(close), re.I).search(page, at, LABELLED)
     return found.end() if found else -1

@@ -1,9 +1,9 @@
-"""Sections to chunks: the units of search, and of KV reuse.
+"""Cuts sections into chunks, the units of search and of KV reuse.
 
-A chunk is a heading with all headings below it if that fits, else the text under one heading, cut between paragraphs.
-Chunks never overlap, since repeated text would need KV twice. An edit changes only the chunk around it, so the KV and
-the vectors of the other chunks stay valid. For that, no chunk goes beyond its heading, and a cut within a heading
-depends on the paragraphs beside the cut, not on the number of paragraphs before it.
+A heading and everything below it are one chunk if they fit. Otherwise the text under the heading is cut between
+paragraphs. Chunks never overlap, because repeated text would need KV twice. An edit changes only the chunk around
+it, so the KV and the vectors of other chunks stay valid. Therefore no chunk goes beyond its heading, and the place of a cut
+depends on the paragraphs near it, not on the number of paragraphs before it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？…])[\"')\]»”’]?\s+")
 LINE_END = re.compile(r"\n")
 PARAGRAPH = "\n\n"
 WORD = re.compile(r"\w+")
-MAX_HASHED, HASHED_WORDS = 400, 8  # characters and words of a piece that make its hash
+MAX_HASHED, HASHED_WORDS = 400, 8  # the first characters and words of a piece, which are hashed
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a file. title: its heading path. page, start, stop: its place, as in `Block`.
 
-    id: the first digits of the hash of title and text, and of nothing else: a chunk that only moves keeps its id.
+    id: the first digits of the hash of only title and text, so that a chunk keeps its id when it moves.
     """
 
     title: str
@@ -52,10 +52,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of chunks, in tokens. most: a heading with all below it, a list or a piece of code stays whole up to this
-    size. whole_file: a file stays whole up to this size.
+    """Sizes of chunks, in tokens.
 
-    A cut falls between `first` and `most`. least: the text after a cut has at least this size, if possible.
+    least: the least size of the text after a cut, if possible.
+    first, most: the limits of a chunk's size. Up to `most`, a heading with everything below it, a list or a piece of code
+    stays whole.
+    whole_file: the size up to which a file stays whole.
     """
 
     least: int
@@ -73,7 +75,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A block, or a part of a long one. glue: the text between it and the piece before it."""
+    """A block, or a part of a long block. glue: the text between this piece and the piece before it."""
 
     text: str
     tokens: int
@@ -89,7 +91,7 @@ def embedded_text(title: str, text: str) -> str:
 
 
 def count_tokens(text: str) -> int:
-    """Estimate the tokens of a text without a vocabulary."""
+    """Estimate the number of tokens in a text without a vocabulary."""
     size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
 
@@ -106,7 +108,7 @@ def cut(sections: Sequence[Section], sizes: Sizes) -> Iterator[Chunk]:
 
 
 class _Sized:
-    """A section with its tokens, counted once."""
+    """A section with its number of tokens, which is counted only once."""
 
     __slots__ = ("blocks", "headings", "page", "tokens")
 
@@ -116,7 +118,7 @@ class _Sized:
 
 
 def _cut_tree(sections: Sequence[_Sized], depth: int, sizes: Sizes) -> Iterator[Chunk]:
-    """Yield the chunks of sections that share `depth` headings."""
+    """Yield the chunks of sections whose first `depth` headings are the same."""
     if depth and sum(section.tokens for section in sections) <= sizes.most:
         yield _subtree(sections, depth)
         return
@@ -140,7 +142,7 @@ def _subtree(sections: Sequence[_Sized], depth: int) -> Chunk:
     """Return sections as one chunk. Its title is the first `depth` headings; the inner headings are in its text."""
     pieces: list[_Piece] = []
     if not any(section.blocks or len(section.headings) > depth for section in sections):
-        depth -= 1  # a heading is all its text
+        depth -= 1  # the heading is the only text
     for section in sections:
         if len(section.headings) > depth:
             heading = f"{'#' * (len(section.headings) - depth + 1)} {section.headings[-1]}"
@@ -163,7 +165,7 @@ def _cut_section(section: _Sized, sizes: Sizes) -> Iterator[Chunk]:
 
 
 def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes, head: str = "") -> Iterator[Chunk]:
-    """Yield pieces as chunks. head: the text before each chunk but the first."""
+    """Yield pieces as chunks. head: a text to repeat before each chunk except the first."""
     start = 0
     for stop in _cuts(pieces, sizes):
         place = pieces[start]
@@ -173,7 +175,7 @@ def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes,
 
 
 def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[Chunk]:
-    """Yield a table that is too long for a chunk, cut between rows. Each chunk has its head, which a row needs."""
+    """Yield a table that is too long for a chunk, cut between rows. Each chunk has the table's head, which rows need."""
     head = block.head.encode(errors="replace")[: sizes.most * BYTES_PER_TOKEN // 2].decode(errors="ignore")
     room = sizes.most - count_tokens(head)
     rows = Sizes(least=0, first=min(sizes.first, room), most=room, whole_file=room)
@@ -181,9 +183,9 @@ def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[
 
 
 def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
-    """Yield the end of each chunk: of the places that its size allows, the one before the piece with the least hash.
+    """Yield the end of each chunk. Of the places that its size allows, the piece after the cut has the least hash.
 
-    So the same pieces win again after an edit elsewhere, and cuts after an insertion stay where they were.
+    After an edit elsewhere, the same pieces have the least hashes, so later cuts stay where they were.
     """
     ends = [0, *accumulate(piece.tokens for piece in pieces)]
     start = 0
@@ -202,7 +204,7 @@ def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
 
 
 def _hash(piece: _Piece) -> bytes:
-    """Hash the first words of a piece; not its marks and blanks, which depend on the format."""
+    """Hash the first words of a piece, without the signs and spaces, which depend on the format."""
     words = (found[0] for found in islice(WORD.finditer(piece.text, 0, MAX_HASHED), HASHED_WORDS))
     return blake2b(" ".join(words).encode(errors="surrogatepass"), digest_size=8).digest()
 
@@ -212,7 +214,7 @@ def _piece(block: Block) -> _Piece:
 
 
 def _split(block: Block, most: int) -> Iterator[_Piece]:
-    """Yield a block whole if it fits, else its lines or sentences; a line that is too long is cut between words."""
+    """Yield a block whole if it fits, else its lines or sentences. A line that is too long is cut between words."""
     whole = _piece(block)
     if whole.tokens <= most:
         yield whole
@@ -238,7 +240,7 @@ def _parts(block: Block, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _slices(text: str, start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield parts of at most `size` characters, which end at a blank if they can."""
+    """Yield parts of at most `size` characters, which end at a space if possible."""
     while start < stop:
         end = min(start + size, stop)
         blank = text.rfind(" ", start + 1, end) if end < stop else -1

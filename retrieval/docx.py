@@ -1,7 +1,7 @@
-"""Sections of Word documents.
+"""Reads Word documents as headings and blocks.
 
-The text in unknown elements is read. Only elements that are known to be no text are left out; letters in them that
-someone wrote are counted.
+Text in unknown elements is read. Only elements known not to be text of the document are left out. If a person wrote text
+in such an element, its letters are counted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .outline import Outline, Unreadable
 from .package import DRAWN, OLD_FORMAT, Package, broken_as, child_of, get, int_of, is_on, lines_of, tag_of, val
 
 MAIN = "word/document.xml"
-MAX_INSIDE = 3  # documents in documents
-MAX_CHAIN = 20  # styles that are each based on the next
-MAX_LEVEL = 8  # of a list, from 0
+MAX_INSIDE = 3  # nested documents
+MAX_CHAIN = 20  # styles in a chain of parents
+MAX_LEVEL = 8  # the deepest level of a list, from 0
 HEADING_STYLE = re.compile(r"heading (\d)")
 CONTENTS_STYLE = re.compile(r"toc \d")
 CODE_STYLES = {"code", "source code", "html preformatted", "preformatted text"}
-LEVEL_TEXT = 80  # characters of the text around a number
+LEVEL_TEXT = 80  # characters of an item's marker
 NUMERALS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
-CODE = re.compile("[0-9A-Fa-f]{1,8}")  # of a symbol
-PLACE = re.compile(r"%([1-9])")  # of a level's number
+CODE = re.compile("[0-9A-Fa-f]{1,8}")  # of a symbol, in hexadecimal digits
+PLACE = re.compile(r"%([1-9])")  # the place of a level's number in a marker
 PROPERTIES = {"pPr", "rPr", "tblPr", "tblGrid", "trPr", "tcPr", "sdtPr", "sectPr", "instrText", "delInstrText", "ffData"}
-GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # of the font Symbol, from a code on
+GREEK = {0x41: "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ"}  # the font Symbol, by first code
 WINGDINGS = {0x6F: "☐", 0xA8: "☐", 0xFE: "☒", 0xFD: "☒", 0x78: "☒", 0xFC: "✓", 0xE0: "→", 0xA7: "▪", 0xB7: "•"}
 
 
@@ -39,7 +39,11 @@ def read_docx(data: bytes, outline: Outline) -> None:
 
 
 def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
-    """Add a document. used: the number of unpacked bytes, as its only item. depth: of the document inside others."""
+    """Add a document.
+
+    used: the number of bytes unpacked so far, as the only item of a list.
+    depth: the number of documents around this one.
+    """
     if data.startswith(OLD_FORMAT):
         raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")
     with broken_as("a Word document"):
@@ -52,7 +56,11 @@ def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
 
 @dataclass(slots=True)
 class _Style:
-    """A style with its inherited properties. level: of a heading, from 1. num, num_level: of its list."""
+    """A style with its inherited properties.
+
+    level: the level of a heading, from 1; 0 for prose; None if no style sets it.
+    num, num_level: the id of its list, and the level in the list.
+    """
 
     name: str = ""
     level: int | None = None
@@ -90,7 +98,7 @@ class _Styles:
 
 
 def _heading_level(name: str, about: Element | None) -> int | None:
-    """Return the level of a heading by its style's name and its properties; 0 is that of prose."""
+    """Return the heading level that a style's name or properties set: 0 for prose, None if they set none."""
     if found := HEADING_STYLE.fullmatch(name):
         return int(found[1])
     level = int_of(val(about, "outlineLvl"), -1)
@@ -98,14 +106,14 @@ def _heading_level(name: str, about: Element | None) -> int | None:
 
 
 def _numbers(element: Element) -> tuple[str | None, int | None]:
-    """Return a list's name and a level in it, each None if it is not given."""
+    """Return the id of a list and the level in it, each None if it is missing."""
     level = int_of(val(element, "ilvl"), -1)
     return val(element, "numId") or None, min(level, MAX_LEVEL) if level >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level of a list. text: with a place for the number of each level."""
+    """A level of a list. text: the marker, with `%1` in place of the first level's number, and so on."""
 
     format: str
     text: str
@@ -115,13 +123,13 @@ class _Level:
 
 
 class _Numbering:
-    """The numbers of all lists, as they count up."""
+    """Counts the items of all lists."""
 
     def __init__(self, root: Element | None, styles: _Styles) -> None:
         self._styles = styles
-        self._levels: dict[str, dict[int, _Level]] = {}  # of the abstract lists
+        self._levels: dict[str, dict[int, _Level]] = {}  # by abstract list
         self._links: dict[str, str] = {}
-        self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # each: its abstract list, and the levels' new first numbers
+        self._lists: dict[str, tuple[str, dict[int, int]]] = {}  # by list: its abstract list, and first numbers by level
         self._counts: dict[str, dict[int, int]] = {}
         self._started: set[tuple[str, int]] = set()
         for element in root if root is not None else ():
@@ -136,7 +144,7 @@ class _Numbering:
                 self._lists[get(element, "numId")] = val(element, "abstractNumId"), starts
 
     def next(self, id: str, level: int | None, style: str) -> tuple[str, int] | None:
-        """Return the marker of the next item of a list, and its level; None if there is no such list."""
+        """Return the marker and the level of a list's next item; None if the list or the level is unknown."""
         abstract, starts = self._lists.get(id, ("", {}))
         for _ in range(MAX_CHAIN):
             linked = self._styles[self._links.get(abstract, "")].num if self._links.get(abstract) else None
@@ -188,7 +196,12 @@ def _level(element: Element) -> tuple[int, _Level]:
 
 @dataclass(slots=True)
 class _Text:
-    """The text of a paragraph or of a cell. notes: those that it names, with their numbers. boxes: the frames in it."""
+    """The text of a paragraph or a cell.
+
+    readings: ruby readings (pronunciations) that are not added yet.
+    notes: the notes that the text refers to, with their numbers.
+    boxes: the text boxes and drawings in it.
+    """
 
     parts: list[str] = field(default_factory=list)
     readings: list[str] = field(default_factory=list)
@@ -201,7 +214,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add the readings of the words before, after the last word: between the letters they would cut the words."""
+        """Add the readings of the last words after them. Between the letters, readings would cut the words."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()
@@ -219,15 +232,15 @@ class _Document:
         self._numbering = _Numbering(self._part("numbering"), self._styles)
         self._notes = {kind: self._named(f"{kind}s") for kind in ("footnote", "endnote")}
         self._comments = self._named("comments")
-        self._numbers: dict[tuple[str, str], int] = {}  # of the notes so far
-        self._title = 0  # 1 in a document with a title: its headings are below that
-        self._lines: list[str] = []  # of the list or the code that is being read
+        self._numbers: dict[tuple[str, str], int] = {}  # of the notes so far, by kind and id
+        self._title = 0  # 1 in a document with a title, so that headings are below it
+        self._lines: list[str] = []  # lines of the current list or code
         self._is_code = False
-        self._waiting = _Text()  # notes and boxes to be added after it
-        self._carried: _Text | None = None  # the text of a paragraph that the next one continues
+        self._waiting = _Text()  # notes and boxes to add after the list or code
+        self._carried: _Text | None = None  # the text of a paragraph that the next paragraph continues
 
     def _part(self, kind: str) -> Element | None:
-        """Return a part that belongs to the text, by its kind."""
+        """Return a part of the document by its kind, such as `styles`."""
         named = [target for relation, target in self._relations.values() if relation == kind]
         return self._package.part(named[0] if named else f"word/{kind}.xml")
 
@@ -267,14 +280,14 @@ class _Document:
         self._add_waiting()
 
     def _text_of(self, element: Element) -> str:
-        """Return the text of an element with several paragraphs as one line."""
+        """Return the text of an element as one line, even if it has several paragraphs."""
         text = _Text()
         self._collect(element, text)
         self._wait_for(text)
         return " ".join(str(text).split())
 
     def _add_all(self, element: Element) -> None:
-        """Add the paragraphs and tables in an element, however they are wrapped."""
+        """Add the paragraphs and tables in an element, at any depth."""
         for child in element:
             tag = tag_of(child)
             if tag == "p":
@@ -328,7 +341,7 @@ class _Document:
             self._add_waiting()
 
     def _marker(self, about: Element | None) -> tuple[str, int] | None:
-        """Return the marker of a paragraph of a list, and its level; None for any other paragraph."""
+        """Return the marker and the level of a list item; None for any other paragraph."""
         id = val(about, "pStyle")
         style = self._styles[id]
         numbers = child_of(about, "numPr")
@@ -344,7 +357,7 @@ class _Document:
         self._lines.append(text)
 
     def _flush(self) -> None:
-        """Add the list or the code, and the notes and boxes that wait for its end."""
+        """Add the current list or code, then its notes and boxes."""
         if self._lines:
             self._outline.add_block("\n".join(self._lines), has_lines=True)
             self._lines = []
@@ -368,7 +381,7 @@ class _Document:
     # ---- tables --------------------------------------------------------------------------------------------------------
 
     def _add_table(self, element: Element) -> None:
-        """Add a table as rows with a bar between cells; a table of a single column as the text in it."""
+        """Add a table as rows with a bar between cells. The cells of a table with a single column are added as text."""
         self._flush()
         rows = [(row, list(_inside(row, "tc"))) for row in _inside(element, "tr")]
         if all(len(cells) <= 1 for _, cells in rows):
@@ -490,7 +503,7 @@ class _Document:
         text.boxes += self._package.drawn(element, self._relations)
 
     def _collect_formula(self, element: Element, text: _Text) -> None:
-        """Collect a formula as it is written in a line."""
+        """Collect a formula in one line, such as `a/b` for a fraction."""
         before, between, after = FORMULAS[tag_of(element)]
         about = next((child for child in element if tag_of(child).endswith("Pr")), None)
         if tag_of(element) == "d":
@@ -534,16 +547,16 @@ COLLECT = {
     "txbxContent": lambda self, element, text: text.boxes.append(element),
     **dict.fromkeys(FORMULAS, _Document._collect_formula),
 }
-"""The readers of elements that are not read through."""
+"""Elements with a reader of their own. In all other elements, the text is collected."""
 
 
 def _alternative(element: Element) -> Element:
-    """Return the one of several versions of a content that is read."""
+    """Return the first of several versions of the same content."""
     return next(iter(element), element) if len(element) else element
 
 
 def _inside(element: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table or the cells of a row, however they are wrapped."""
+    """Yield the rows of a table or the cells of a row, also from inside other elements."""
     for child in element:
         if tag_of(child) == name:
             yield child

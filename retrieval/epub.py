@@ -1,4 +1,4 @@
-"""Sections of EPUB books: the pages in reading order, under the titles in the book's table of contents."""
+"""Reads EPUB books: the pages in reading order, under the titles from the book's table of contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .package import Package, broken_as, child_of, get, tag_of
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 PAGES = {"application/xhtml+xml", "text/html", "application/xml", "text/xml"}
 EMPTY = re.compile(r"<(?!(?:br|hr|img|input|meta|link|col|area|base|wbr)\b)([A-Za-z][\w:-]*)((?:\s[^<>]*)?)/>")
-"""An element that XML closes at once. HTML does not know that, and would put all following text into it."""
+"""An element that closes itself, which only XML has. An HTML parser would put all following text into it."""
 TITLE = re.compile(r"<title\b[^<>]*>[^<]*</title\s*>", re.I)
 
 
@@ -39,7 +39,7 @@ class _Book:
         self._root = root
         manifest = child_of(root, "manifest")
         self._items = {get(item, "id"): item for item in (manifest if manifest is not None else ())}
-        self._titles: dict[str, str] = {}  # of pages, by their names
+        self._titles: dict[str, str] = {}  # titles of pages, by name
 
     def _path(self, target: str, base: str) -> str:
         return normpath(join(dirname(base), unquote(target.partition("#")[0])))
@@ -58,7 +58,7 @@ class _Book:
             if item is None or get(item, "media-type") not in PAGES or name not in self._package:
                 continue
             if name in locked:
-                raise Unreadable("it is protected: only the reader that it was bought for shows its text")
+                raise Unreadable("it is protected: only the e-reader that it was bought for can open it")
             markup = _page(self._package.read(name))
             if "nav" in get(item, "properties").split():
                 self._outline.leave_out("contents", LexborHTMLParser(markup).text())
@@ -68,13 +68,13 @@ class _Book:
             read_markup(markup, self._outline)
 
     def _locked(self) -> set[str]:
-        """Return the names of the parts that are encrypted; fonts alone may be."""
+        """Return the names of the encrypted parts. In a readable book, these are only fonts."""
         root = self._package.part(ENCRYPTION)
         found = (element for element in (root.iter() if root is not None else ()) if tag_of(element) == "CipherReference")
         return {unquote(get(element, "URI")) for element in found}
 
     def _read_contents(self) -> None:
-        """Read the titles of pages from the book's contents, in either of their two formats."""
+        """Read the titles of pages from the book's table of contents, in either of two formats."""
         for item in self._items.values():
             name = self._path(get(item, "href"), self._name)
             if name not in self._package:
@@ -94,5 +94,5 @@ def _label(point: Element) -> str:
 
 
 def _page(data: bytes) -> str:
-    """Return a page as HTML, without its title: mostly that is the book's, or the name of a file."""
+    """Return a page as HTML, without its `<title>`, which is mostly the book's title or the name of a file."""
     return TITLE.sub("", EMPTY.sub(r"<\1\2></\1>", decode(data, label_of(data))))

@@ -1,4 +1,4 @@
-"""The files of a folder: listed, compared, watched."""
+"""Lists, reads and watches the files of folders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from unicodedata import category
 
 from watchfiles import watch
 
-MAX_BYTES = 64 << 20  # of a file
-CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, bytes that are no text, line ends
+MAX_BYTES = 64 << 20  # larger files are not read
+CONTROLS = {"Cc", "Cs", "Zl", "Zp"}  # Unicode categories: control characters, undecoded bytes, line ends
 LINK = "it is a link: links are not followed"
 DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(-\d+)?\.lock", re.IGNORECASE)
-"""Names of databases. They change all the time; one may be the index itself, which changes as files are read."""
+"""Names of databases, which change all the time. One of them may be the index itself, which changes with each read file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to read, or one file. name: the first part of its paths; empty if it is the only one."""
+    """A folder to read, or one file. name: the first part of its files' paths; empty for the only folder."""
 
     root: Path
     name: str = ""
@@ -33,7 +33,7 @@ class Folder:
     def shown(self, parts: tuple[str, ...]) -> str:
         """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        Backslashes are escaped too: otherwise a bell would look like the four letters of its escape.
+        Backslashes are escaped too. Otherwise a bell character would look like the four characters of its escape.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -41,7 +41,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The values that change with a file: its size in bytes, and the times of its content and of its entry, in ns."""
+    """Values that change when a file does: its size in bytes, and the times of its content and of its metadata, in ns."""
 
     size: int = 0
     mtime_ns: int = 0
@@ -92,9 +92,9 @@ def _names(root: Path) -> Iterator[str]:
 
 
 def path_in(folders: Sequence[Folder], asked: str) -> str:
-    """Return the path of a file or folder as the index has it; empty for the whole index.
+    """Return the path of a file or folder in the index; empty for the whole index.
 
-    asked: a path of the index, or a path on this machine. It may contain dots, and slashes at its ends.
+    asked: a path in the index, or a path on this machine. It may contain `.` and `..`, and slashes at its ends.
     """
     path = normpath(asked)
     for folder in folders:
@@ -106,7 +106,7 @@ def path_in(folders: Sequence[Folder], asked: str) -> str:
 
 
 def walk(folder: Folder) -> Iterator[FoundFile | SkippedFile]:
-    """Yield all files below a folder, in the order of their names. Links are never followed, dot files never read."""
+    """Yield all files below a folder, in the order of their names. Links and dot files are skipped."""
     if not folder.root.is_dir():
         yield _file(folder, (), folder.root.stat())
         return
@@ -148,7 +148,7 @@ def directories(folder: Folder) -> Iterator[Path]:
             found = _entries(path)
         except OSError:
             if path != folder.root:
-                continue  # it cannot be watched either: the folder around it reports a change of its mode
+                continue  # it cannot be watched either; its parent folder reports a change of its mode
         yield path
         for entry in found:
             with suppress(OSError):
@@ -157,13 +157,13 @@ def directories(folder: Folder) -> Iterator[Path]:
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder. Raises OSError, also for a folder that can be listed but not entered."""
+    """Return the entries of a folder. Raises OSError, also if the folder can be listed but not entered."""
     with os.scandir(os.path.join(path, ".")) as entries:
         return list(entries)
 
 
 def _reason(entry: os.DirEntry[str]) -> str:
-    """Return why an entry is not even looked at; empty if it is."""
+    """Return the reason to skip an entry without a look at it; empty if there is none."""
     if not _is_plain(entry.name):
         return "its name has control characters or is not UTF-8"
     if entry.name.startswith("."):
@@ -181,7 +181,7 @@ def _file(folder: Folder, parts: tuple[str, ...], about: os.stat_result) -> Foun
 
 
 def _unfit(about: os.stat_result) -> str:
-    """Return why a file is not read; empty if it is."""
+    """Return the reason not to read a file; empty if it can be read."""
     if not stat.S_ISREG(about.st_mode):
         return "it is not a regular file"
     if about.st_size > MAX_BYTES:
@@ -190,7 +190,7 @@ def _unfit(about: os.stat_result) -> str:
 
 
 def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
-    """Return a file's bytes. Raises OSError, also if its path has a link or a device by now."""
+    """Return a file's bytes. Raises OSError, also if a part of its path has become a link or a device."""
     with _open(root, parts) if os.open in os.supports_dir_fd else _open_looked_at(root, parts) as file:
         if reason := _unfit(os.fstat(file.fileno())):
             raise OSError(reason)
@@ -198,7 +198,7 @@ def read_bytes(root: str | bytes, parts: tuple[str, ...]) -> bytes:
 
 
 def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
-    """Open a file folder by folder, so that none of them can become a link in between. Raises OSError."""
+    """Open a file folder by folder, so that no folder can become a link meanwhile. Raises OSError."""
     folder = os.open(root, os.O_RDONLY | os.O_NONBLOCK)
     for at, name in enumerate(parts, 1):
         kind = os.O_NONBLOCK if at == len(parts) else os.O_DIRECTORY
@@ -211,7 +211,7 @@ def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
 
 
 def _open_looked_at(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
-    """Open a file by its path alone, as on Windows: a link that is made in between is followed. Raises OSError."""
+    """Open a file by its path, as Windows requires. A link made after the check is followed. Raises OSError."""
     path = Path(os.fsdecode(root))
     for name in parts:
         path /= name
@@ -238,15 +238,15 @@ def _cannot_be_opened(error: OSError) -> str:
 
 # ---- Notice of changes below folders. -----------------------------------------------------------------------------------
 
-DEBOUNCE = 500  # ms: changes that follow each other faster are one notice
-SETTLING = 1000  # ms until the first notice: of changes before the watch began
-RETRY = 5.0  # seconds until a folder that is gone is looked for again
+DEBOUNCE = 500  # ms: changes in faster succession give one notice
+SETTLING = 1000  # ms until the first notice, which covers changes before the watch began
+RETRY = 5.0  # seconds between two looks for a folder that is gone
 
 
 def changes(folders: Sequence[Folder], stop: Event) -> Iterator[None]:
     """Yield at the start and after each change below the folders, until `stop` is set.
 
-    The caller looks for what has changed. Raises OSError where the system allows no more watches.
+    The caller has to find the changed files. Raises OSError if the system allows no more watches.
     """
     while not stop.is_set():
         with suppress(FileNotFoundError):
@@ -256,9 +256,9 @@ def changes(folders: Sequence[Folder], stop: Event) -> Iterator[None]:
 
 
 def _changes_below(watched: set[Path], folders: Sequence[Folder], stop: Event) -> Iterator[None]:
-    """Yield as `changes` does, until there are other folders to watch.
+    """Yield as `changes` does, until the set of folders to watch changes.
 
-    Each folder has a watch of its own: a watch of all folders below one would follow links.
+    Each folder has its own watch, because a recursive watch would follow links.
     """
     is_first = True
     notices = watch(

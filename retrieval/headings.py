@@ -1,4 +1,4 @@
-"""Sections of reStructuredText and Org. Headings are recognised; all other text is read as it is written."""
+"""Reads reStructuredText and Org. Headings are recognised; all other text is kept as written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAWER = re.compile(r"[ \t]*:(?:PROPERTIES|LOGBOOK):[ \t]*$", re.I)
 
 
 def read_rst(data: bytes, outline: Outline) -> None:
-    """Add the sections of reStructuredText: a line under a title makes it a heading, and the line's sign shows the level."""
+    """Add the sections of reStructuredText. An underlined line is a heading, and the underline's sign shows its level."""
     text = normalise_lines(decode(data))
     lines = list(_lines(text))
     signs: list[tuple[str, bool]] = []
@@ -45,7 +45,7 @@ def read_rst(data: bytes, outline: Outline) -> None:
 
 
 def _is_framed(lines: list[tuple[int, str]], at: int) -> bool:
-    """Whether a title is between two equal lines."""
+    """Whether a title between two equal lines of signs starts here."""
     if at + 2 >= len(lines):
         return False
     over = lines[at][1].rstrip()

@@ -1,4 +1,4 @@
-"""Sections of HTML."""
+"""Reads HTML as headings and blocks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LEFT_OUT = {
     **dict.fromkeys(("noscript", "iframe", "object", "canvas", "audio", "video", "dialog"), "hidden"),
     "svg": "pictures",
 }
-"""Elements whose text is left out on purpose, and the kind under which it is counted."""
+"""Elements whose text is left out on purpose, mapped to the kind under which it is counted."""
 
 HIDDEN = '[hidden]:not([hidden="until-found"]), [style*="display:none"], [style*="display: none"]'
 LISTS = {"ul", "ol", "menu"}
 ROW_GROUPS = {"thead", "tbody", "tfoot"}
-CONTENT = {"main", "article", "section", "blockquote"}  # whose footers are text
+CONTENT = {"main", "article", "section", "blockquote"}  # in these, footers are text
 BLOCKS = {
     *("p", "div", "section", "article", "main", "body", "header", "aside", "blockquote", "figure", "figcaption", "address"),
     *("dl", "dt", "dd", "form", "fieldset", "details", "summary", "hr", "hgroup", "center", "table", "caption", "pre"),
@@ -33,9 +33,9 @@ BLOCKS = {
 }
 CELLS = {"td", "th"}
 MAIN = ("main", "[role=main]", "article")
-MOST = 2 / 3  # of a page's letters: an element that has them is the page's text
-MAX_INDENT = 12  # blanks before a line of a list or of code
-MAX_COLUMNS = 64  # that the spans of a row's cells fill
+MOST = 2 / 3  # of a page's letters: if the main element has more, all other text is left out
+MAX_INDENT = 12  # spaces before a line of a list
+MAX_COLUMNS = 64  # columns that merged cells can fill
 WHOLE = re.compile(r"\s*(-?\d{1,9})")
 PERMALINK = re.compile(r"(?<!\s)\s*[¶#§]$")
 
@@ -46,7 +46,7 @@ def read_html(data: bytes, outline: Outline) -> None:
 
 
 def read_markup(markup: str, outline: Outline) -> None:
-    """Add the headings and blocks of HTML as text."""
+    """Add the headings and blocks of decoded HTML."""
     tree = LexborHTMLParser(markup)
     if tree.body is None:
         return
@@ -65,7 +65,7 @@ def read_markup(markup: str, outline: Outline) -> None:
 
 
 def _main(tree: LexborHTMLParser) -> int:
-    """Return the identity of the only element that declares to be the page's content; 0 if there is none."""
+    """Return the identity of the main element of a page; 0 if it is not clear which element that is."""
     for selector in MAIN:
         found = tree.css(selector)
         if len(found) == 1:
@@ -74,7 +74,7 @@ def _main(tree: LexborHTMLParser) -> int:
 
 
 def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
-    """Yield the nodes of a tree in order, each at its start and its end, without a stack that a deep page could fill."""
+    """Yield the nodes of a tree in order, each at its start and its end. A deep page cannot overflow a stack."""
     node, depth = root, 0
     while True:
         is_read = reads(node)
@@ -98,7 +98,12 @@ def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tup
 
 @dataclass(slots=True)
 class _List:
-    """A list. number: of its next item; None: items have no numbers. step: to the number after it. kind: as in `type`."""
+    """A list.
+
+    number: the number of the next item; None if items have no numbers.
+    step: the difference between two numbers.
+    kind: the numeral style, as in the attribute `type`.
+    """
 
     number: int | None = None
     step: int = 1
@@ -116,7 +121,12 @@ class _List:
 
 @dataclass(slots=True)
 class _Table:
-    """A table. column: of the next cell. bars: of the row so far. spans: the rows for which a column is taken."""
+    """A table.
+
+    column: the column of the next cell.
+    bars: the number of bars in the row so far.
+    spans: the columns that merged cells fill, and for how many rows.
+    """
 
     column: int = 0
     bars: int = 0
@@ -127,7 +137,7 @@ class _Table:
         self.spans = {column: rows - 1 for column, rows in self.spans.items() if rows > 1}
 
     def begin_cell(self, node: LexborNode) -> str:
-        """Return the bars before a cell: one for each column, also for those of empty and merged cells."""
+        """Return the bars before a cell: one for each column, including the columns of empty and merged cells."""
         while self.column in self.spans:
             self.column += 1
         bars, self.bars = " | " * (self.column - self.bars), self.column
@@ -140,27 +150,27 @@ class _Table:
 
 
 class _Page:
-    """The block that is being read, line by line, and the blocks before it.
+    """Collects the lines of the current block, and the blocks before it.
 
     A list is one block, with a dash or a number before each item. A table is one block, with bars between cells.
     """
 
     def __init__(self, outline: Outline, main: int, hidden: set[int]) -> None:
-        """main: the identity of the element with the page's content. hidden: the identities of hidden elements."""
+        """main: the identity of the main element; 0 for none. hidden: the identities of hidden elements."""
         self._outline, self._main, self._hidden = outline, main, hidden
-        self._blocks: list[tuple[bool, int, str, bool]] = []  # each: is it in main, a heading's level, text, has it lines
+        self._blocks: list[tuple[bool, int, str, bool]] = []  # each: is in main, heading level, text, has lines
         self._in_main = False
         self._lines: list[list[str]] = [[]]
-        self._is_blank = True  # the line so far, without the marker of its item
+        self._is_blank = True  # whether the line has no text yet, except an item's marker
         self._lists: list[_List] = []
         self._tables: list[_Table] = []
-        self._pre = self._content = self._ruby = 0  # how deep the place is in elements of each kind
+        self._pre = self._content = self._ruby = 0  # the number of open elements of each kind
         self._is_reading = False
-        self._readings: list[str] = []  # of the ruby before
+        self._readings: list[str] = []  # ruby readings (pronunciations) that are not added yet
         self._has_lines = False
 
     def reads(self, node: LexborNode) -> bool:
-        """Return whether a node is read; count its text if it is left out."""
+        """Return whether a node is read. Count its text if it is left out."""
         tag = node.tag or ""
         if tag in UNREAD:
             return False
@@ -188,7 +198,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the readings of the words before, after the last word: between the letters they would cut the words."""
+        """Add the readings of the last words after them. Between the letters, readings would cut the words."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 
@@ -226,7 +236,7 @@ class _Page:
             self._begin(node, tag)
 
     def _begin(self, node: LexborNode, tag: str) -> None:
-        """Begin a block; inside a list or a table, a line."""
+        """Begin a block. Inside a list or a table, begin a line."""
         if not self._is_inside:
             self.flush()
         elif tag not in LISTS and not self._tables and not self._is_blank:
@@ -273,7 +283,7 @@ class _Page:
         return bool(self._lists or self._tables)
 
     def flush(self) -> None:
-        """Add the block to the blocks before."""
+        """Finish the current block."""
         has_lines = self._has_lines
         self._add(0, "\n".join(self._take()), has_lines)
 
@@ -282,7 +292,7 @@ class _Page:
             self._blocks.append((self._in_main, level, text, has_lines))
 
     def _take(self) -> list[str]:
-        """Return the lines, without blank ones, and begin anew. Blanks count in code and at the start of a list's lines."""
+        """Return the lines that are not blank, and reset them. Code and lists keep their indentation."""
         if self._readings:
             self._add_readings()
         lines = ["".join(parts) for parts in self._lines]
@@ -292,7 +302,7 @@ class _Page:
         return [line for line in lines if self._pre or line.strip(" -|\n")]
 
     def finish(self) -> None:
-        """Add all blocks to the outline: those of the page's content alone, if they have most of the text."""
+        """Add the blocks to the outline. If the main element has most of the text, only its blocks are added."""
         self.flush()
         main = sum(len(text) for is_main, _, text, _ in self._blocks if is_main)
         has_most = main > MOST * sum(len(text) for _, _, text, _ in self._blocks)
@@ -319,7 +329,7 @@ def _list(node: LexborNode) -> _List:
 
 
 def _whole(node: LexborNode, name: str, default: int) -> int:
-    """Return an attribute that is a whole number."""
+    """Return an attribute as a whole number, or the default."""
     found = WHOLE.match(node.attributes.get(name) or "")
     return int(found[1]) if found else default
 
@@ -344,7 +354,7 @@ ROMAN = {
 
 
 def numeral(number: int, kind: str) -> str:
-    """Return the number of a list item in the style `1`, `a`, `A`, `i` or `I`; in figures if the style cannot write it."""
+    """Return a number in the style `1`, `a`, `A`, `i` or `I`. A number that the style cannot write is in digits."""
     if kind in ("i", "I") and 0 < number < 4000:
         text = ""
         for value, letters in ROMAN.items():

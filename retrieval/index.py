@@ -1,4 +1,4 @@
-"""Keeps an index equal to its folder."""
+"""Keeps an index up to date with its folders."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .writing import FAILED, SKIPPED, StoredChunk, StoredFile
 
 logger = logging.getLogger("slotcache.docs")
 
-BATCH_TOKENS = 512  # of the chunks that are embedded at once: a request waits for no more
-LOOKAHEAD = 64  # chunks that are fetched at once to be embedded
-ASKING = 2  # threads: one may read the database at a time, and another one compare vectors
-MOSTLY = 0.8  # of the documents have to be in the language of an embedder that knows only one
-TO_BEGIN = 3  # headings
-LOOK = 0.1  # seconds between two looks whether the work is to end, while clusters are made
+BATCH_TOKENS = 512  # tokens of the chunks that are embedded at once: a request waits for at most one batch
+LOOKAHEAD = 64  # chunks fetched at once for embedding
+ASKING = 2  # threads for searches: one can read the database while another compares vectors
+MOSTLY = 0.8  # of the documents must be in the language of an embedder that knows only one language
+TO_BEGIN = 3  # headings that are shown as first questions
+LOOK = 0.1  # seconds between two calls of `may_go_on` while clusters are made
 
 EmbedTexts = Callable[[Sequence[str]], np.ndarray]
 """Turns texts into vectors (texts, width), float32."""
 
 MayGoOn = Callable[[], bool]
-"""Is called between small steps of work. It may wait while other work comes first; False ends the work for now."""
+"""Called between small steps of work. It may block while other work goes first. False stops the work for now."""
 
 
 def always() -> bool:
@@ -45,9 +45,10 @@ def always() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """An embedding model. name: identifies the model's vectors, such as a digest of the model's file.
+    """An embedding model.
 
-    language: the model is used only if most documents are in this language; empty: any.
+    name: identifies the model's vectors, for example a digest of the model's file.
+    language: the model is used only if most documents are in this language; empty for any language.
     """
 
     name: str
@@ -57,11 +58,15 @@ class Embedder:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of an index. files: in all folders, skipped files included. files_left: files still to read. chunks,
-    vectors: in the index. reading: the file being read.
+    """The progress of an index.
 
-    not_read: files that could not be read or were not opened when all files were last read. by_words: chunks that get no
-    vector. clusters: the number of clusters of vectors; 0: a search compares all vectors.
+    files: the number of files in all folders, including skipped files.
+    files_left: the number of files still to read.
+    not_read: the number of files that failed or were skipped when all files were last read.
+    chunks, vectors: their numbers in the index.
+    by_words: the number of chunks that get no vector.
+    clusters: the number of clusters of vectors; 0 if a search compares all vectors.
+    reading: the path of the file that is being read; empty if there is none.
     """
 
     files: int = 0
@@ -76,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The difference between folders and the index: files to read, files that are not read, and paths that are gone."""
+    """The difference between folders and the index: changed files, skipped files that are new, and removed paths."""
 
     changed: tuple[FoundFile, ...]
     skipped: tuple[SkippedFile, ...]
@@ -84,14 +89,14 @@ class Scan:
 
 
 class Index:
-    """An index of folders. One thread keeps it up to date, all at once (`refresh`) or in steps; any thread may search
-    it.
+    """An index of folders. One thread keeps it up to date, at once (`refresh`) or in steps. Any thread may search it.
 
-    An index of an older version, or of other chunks, answers until all files are read anew.
+    If there is an old index, of an older version or with other chunks, it answers until all files are read again.
 
-    progress: for any thread to read. threads: run the searches, so that many searches take no other thread of the
-    process. has_vectors: whether documents get vectors; without vectors they are found by words alone. headings:
-    headings of some documents, as first questions; empty until all files are read.
+    progress: the index's `Progress`, which any thread may read.
+    threads: the threads that run the searches, so that many searches do not occupy other threads of the process.
+    has_vectors: whether documents get vectors. Without vectors, only the word search finds them.
+    headings: headings of some documents, as first questions; empty until all files are read.
     """
 
     def __init__(
@@ -103,8 +108,10 @@ class Index:
         chunk_tokens: int = 300,
         clusters_from: int = CLUSTERS_FROM,
     ) -> None:
-        """paths: of folders or files. database: the index's file, made if there is none.
+        """Open the index.
 
+        paths: paths of folders or files.
+        database: the file of the index, which is created if it is missing.
         clusters_from: the number of vectors from which searches use clusters, if faiss is installed.
 
         Raises FileNotFoundError for a path, ValueError for `chunk_tokens`, OSError and sqlite3.Error for the database.
@@ -127,11 +134,11 @@ class Index:
         self.has_vectors = self._suits()
 
     def interrupt(self) -> None:
-        """End the reading of a file, from any thread. `may_go_on` must already return False."""
+        """Stop the reading of the current file, from any thread. `may_go_on` must already return False."""
         self._reader.interrupt()
 
     def close(self) -> None:
-        """End the reading of files, and close the database."""
+        """Stop the reading of files, and close the database."""
         self.threads.shutdown(cancel_futures=True)
         self._reader.close()
         self._maker.close()
@@ -140,13 +147,16 @@ class Index:
             self._closing.close()
 
     def search(self, embed: EmbedQuery | None = None, rerank: Rerank | None = None) -> Search:
-        """Return a search of this index. embed: uses the model that made the index's vectors."""
+        """Return a search of this index. embed: must use the model that made the index's vectors."""
         store, vectors = self._old or (self.store, self.vectors)
         embed = embed if self.has_vectors else None
         return Search(store, vectors, folders=self.folders, embed=embed, rerank=rerank, threads=self.threads)
 
     def expand(self, id: str, before: int = 1, after: int = 1) -> list[StoredChunk]:
-        """Return a chunk between its neighbours in the first file that has it, in order; empty for an unknown id."""
+        """Return a chunk and its neighbours in the first file that has the chunk, in order; empty for an unknown id.
+
+        before, after: the number of neighbours before and after the chunk.
+        """
         for store in (self.store, *(self._old or ())[:1]):
             for chunk in store.chunks(store.numbers(id)[:1]).values():
                 place = chunk.places[0]
@@ -155,13 +165,13 @@ class Index:
                 return [found[number] for number in numbers if number in found]
         return []
 
-    # ---- in the one thread that keeps it up to date ------------------------------------------------------------------
+    # ---- in the one thread that updates the index --------------------------------------------------------------------
 
     def refresh(self, may_go_on: MayGoOn = always) -> bool:
-        """Read all files that have changed, then embed all chunks that have no vector. Return whether nothing is left.
+        """Read all files that have changed, then embed all chunks without a vector. Return whether all work is done.
 
         may_go_on: called before each file and each batch of vectors, after each batch of a file's chunks, and while
-        clusters are made. False ends the refresh, and the next one resumes it.
+        clusters are made. False stops the refresh, and the next call resumes it.
         """
         scan = self.scan()
         self.forget(scan)
@@ -175,7 +185,7 @@ class Index:
     def scan(self) -> Scan:
         """Compare the folders with the index, by the sizes and times of files. No file is read.
 
-        If the database has been removed, the index starts again, empty.
+        If the database file has been removed, an empty index is created first.
         """
         if self.store.is_lost:
             self._reader.close()
@@ -193,7 +203,7 @@ class Index:
         return Scan(tuple(changed), tuple(news), removed)
 
     def forget(self, scan: Scan) -> None:
-        """Remove the files that are gone from the index, and note skipped files with their reasons."""
+        """Remove the scan's removed files from the index, and store its skipped files with their reasons."""
         if scan.removed:
             self.vectors.remove(self.store.remove_files(scan.removed))
         for file in scan.skipped:
@@ -201,10 +211,9 @@ class Index:
         self._count()
 
     def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
-        """Read files, one after the other; slow files are read again after all others. Return False if `may_go_on` ended
-        it.
+        """Read files one at a time. Slow files are tried again after all other files.
 
-        may_go_on: called before each file and after each batch of a file's chunks.
+        may_go_on: called before each file and after each batch of a file's chunks. If it returns False, so does this.
         """
         slow: list[FoundFile] = []
         for seconds, some in ((QUICK, files), (MOST_SECONDS, slow)):
@@ -221,9 +230,9 @@ class Index:
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
-        """Store a file's chunks in the index, or why the file cannot be read. Return False if `may_go_on` ended it.
+        """Store a file's chunks in the index, or the reason why it cannot be read. Return False if `may_go_on` did.
 
-        seconds: the most processor time. Raises SlowError for a file that takes longer, if its size would allow more.
+        seconds: the most processor time. A file that takes longer raises SlowError if its size would allow more time.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -239,7 +248,7 @@ class Index:
         try:
             self.vectors.remove(self.store.written_elsewhere(lambda: self._reader.read(task, may_go_on)))
         except Unreadable as error:
-            if not may_go_on():  # the reading was ended, and says nothing of the file
+            if not may_go_on():  # the reading was stopped, which says nothing about the file
                 return False
             if isinstance(error, SlowError) and seconds < most:
                 raise
@@ -252,14 +261,14 @@ class Index:
         return True
 
     def _replace_old(self) -> None:
-        """Answer from the new index, which has all files now, and take over the vectors of equal texts."""
+        """Answer from the new index, which now has all files. Copy the vectors of equal texts from the old index."""
         if self._old:
             take_over(self.store, self._old[0])
-            self.vectors, self._old = self._open_vectors(), None  # searches that run may end in the old one
+            self.vectors, self._old = self._open_vectors(), None  # running searches may end in the old index
             self._count()
 
     def embed_some(self) -> int:
-        """Embed the next chunks without a vector, as many as fit into one batch. Return the number of embedded chunks."""
+        """Embed one batch of chunks without a vector. Return the number of embedded chunks."""
         if self._embedder is None or not self.has_vectors:
             return 0
         numbers, vectors = embed_next(self.store, self._embedder.embed, self._embedded)
@@ -271,16 +280,15 @@ class Index:
         return len(numbers)
 
     def _suits(self) -> bool:
-        """Whether there is an embedder, and it knows the language of the documents."""
+        """Whether there is an embedder that knows the language of the documents."""
         return self._embedder is not None and suits(self.store, self._embedder.language)
 
     def is_in(self, language: str) -> bool:
-        """Whether most documents are in a language, as a sample from the index shows."""
+        """Whether most documents are in a language, by a sample from the index."""
         return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
-        """Wait for clusters, if they are due. Return False if `may_go_on` ended the wait; the clusters are then used
-        later."""
+        """Wait for clusters if they are due. Return False if `may_go_on` did; the clusters are then used later."""
         while self._tend_clusters(LOOK):
             if not may_go_on():
                 return False
@@ -288,9 +296,9 @@ class Index:
         return True
 
     def _tend_clusters(self, seconds: float = 0.0) -> bool:
-        """Start to make clusters if they are due, and use those that are ready. Return whether they are being made.
+        """Start to make clusters if they are due, and use clusters that are ready. Return whether clusters are being made.
 
-        seconds: to wait for them. After a failure the next start tries again.
+        seconds: how long to wait for clusters. After a failure, only the next start of the program tries again.
         """
         if isinstance(self.vectors, Clusters) and len(self.vectors) < self._clusters_from // 2:
             self.store.clusters = ""
@@ -300,15 +308,15 @@ class Index:
                 self._maker.start()
             else:
                 self._may_cluster = False
-                way = "pip install 'slotcache[ann]' has them searched in clusters"
+                way = "pip install 'slotcache[ann]' makes this faster with clusters"
                 logger.warning("each search compares all %d vectors of the documents: %s", len(self.vectors), way)
         try:
             if made := self._maker.made(seconds):
                 self.store.clusters = made
                 self.vectors = self._open_vectors()
-                self._may_cluster = isinstance(self.vectors, Clusters)  # else each change of a file would make them again
+                self._may_cluster = isinstance(self.vectors, Clusters)  # else each changed file would make them again
         except ClusterError as error:
-            if len(self.vectors) >= self._clusters_from:  # else most files have gone meanwhile
+            if len(self.vectors) >= self._clusters_from:  # with fewer vectors, most files were removed meanwhile
                 self._may_cluster = False
                 logger.warning("no clusters of the vectors could be made: %s; the next start tries again", error)
         return self._maker.is_running
@@ -319,13 +327,13 @@ class Index:
         return self._may_cluster and count >= self._clusters_from and is_much
 
     def _open_vectors(self) -> VectorIndex | Clusters:
-        """Return the vectors in clusters if there are usable ones, else all of them for the exact search."""
+        """Return the vectors in clusters if there are usable clusters, else all vectors for the exact search."""
         try:
             if has_faiss() and (clusters := open_clusters(self.store)):
                 logger.info("%d vectors are searched in %d clusters", len(clusters), clusters.num_clusters)
                 return clusters
         except ClusterError as error:
-            logger.warning("the clusters of the vectors cannot be used: %s; they are made again, of the vectors", error)
+            logger.warning("the clusters of the vectors cannot be used: %s; they are made again", error)
             self.store.clusters = ""
         return VectorIndex(*self.store.vectors())
 
@@ -340,19 +348,19 @@ class Index:
 
 
 def _is_read(known: StoredFile | None, stamp: Stamp) -> bool:
-    """Whether a file was read as it is now, even if reading it failed."""
+    """Whether a file was read in its present state, even if reading it failed."""
     return known is not None and known.state != SKIPPED and known.stamp == stamp
 
 
 def suits(store: Store, language: str) -> bool:
-    """Whether most chunks are in an embedder's language, as a sample shows. language: empty if the embedder knows any."""
+    """Whether most chunks are in an embedder's language, by a sample. language: empty if the embedder knows any language."""
     return not language or store.share_in(language) >= MOSTLY
 
 
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
-    """Embed the next chunks without a vector, as many as fit into one batch, and store their vectors.
+    """Embed one batch of chunks without a vector, and store the vectors.
 
-    after: as for `Store.without_vectors`. Returns the chunks' numbers and the vectors (chunks, width) float16; both are
+    after: as in `Store.without_vectors`. Returns the chunks' numbers and the vectors (chunks, width) float16; both are
     empty if no chunk is left.
     """
     if not (batch := _batch(store.without_vectors(LOOKAHEAD, after))):
@@ -364,12 +372,12 @@ def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[in
 
 
 def _batch(waiting: Sequence[tuple[int, str, str, int]]) -> Sequence[tuple[int, str, str, int]]:
-    """Return the first chunks, at least one, that together have no more tokens than a batch may."""
+    """Return as many of the first chunks as fit into one batch, but at least one."""
     tokens = accumulate(count for *_, count in waiting)
     return waiting[: max(sum(total <= BATCH_TOKENS for total in tokens), 1)]
 
 
-# ---- The texts that embedding models were trained to see before a query and before a document. --------------------------
+# ---- The texts that embedding models expect before a query and before a document. ---------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +402,7 @@ FAMILIES = {
     r"\bnomic-(embed-text|bert)\b": Prefixes("search_query: ", "search_document: "),
     r"\bgemma-embedding\b": Prefixes("task: search result | query: ", "title: none | text: "),
 }
-"""Prefixes by a pattern of a model's name or architecture, from the model cards. The first match counts."""
+"""Prefixes from model cards, by a pattern for the model's name or architecture. The first match counts."""
 
 
 def prefixes_of(name: str, architecture: str) -> Prefixes:

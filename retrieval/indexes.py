@@ -1,7 +1,7 @@
-"""The indexes in a folder: the sources, the size and the last use of each index, and its removal.
+"""Lists and removes the indexes in a folder, with the sources, the size and the last use of each.
 
-An index contains the full text of its folders. The lock file of the index names these folders and is written at each
-use. The process with the lock owns the index.
+An index contains the full text of its sources. Its lock file names the sources and is written at each use. The process
+with the lock owns the index.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from pathlib import Path
 from ..slots.store.private_folder import lock
 
 LOCK = ".lock"
-NAME = r"(?P<name>[0-9a-f]{16}-\d+(-\d{1,2})?)"  # of folders, with the tokens of a document, and of one of several servers
+NAME = r"(?P<name>[0-9a-f]{16}-\d+(-\d{1,2})?)"  # a hash, the chunk size, a server's number
 FILE = re.compile(NAME + rf"(\{LOCK}|(\.old)?\.(db|part)(-wal|-shm|-journal)?|-[0-9a-f]{{16}}\.ivf)")
 
 
 def lock_index(database: Path, paths: Sequence[str]) -> int:
-    """Lock the index of some folders until the returned descriptor is closed. database: the file of the index.
+    """Lock an index until the returned descriptor is closed.
+
+    database: the file of the index.
+    paths: the sources of the index, which the lock file then names.
 
     Raises BlockingIOError if a server uses the index, and OSError.
     """
@@ -34,8 +37,11 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeptIndex:
-    """An index in the folder. paths: its sources; empty if an earlier version made it. used: the last use, in seconds
-    since 1970."""
+    """An index in the folder.
+
+    paths: its sources; empty if an earlier version made the index.
+    used: the time of the last use, in seconds since 1970.
+    """
 
     folder: Path
     name: str
@@ -44,7 +50,7 @@ class KeptIndex:
     used: float
 
     def __str__(self) -> str:
-        return ", ".join(self.paths) or f"{self.name}, which an earlier version has made"
+        return ", ".join(self.paths) or f"{self.name}, made by an earlier version"
 
     def remove(self) -> bool:
         """Delete the files of the index. Return False if a server uses the index. Raises OSError."""
@@ -64,19 +70,18 @@ class KeptIndex:
 
 
 def stored_indexes(folder: Path) -> list[KeptIndex]:
-    """Return the indexes in a folder, the last used one first."""
+    """Return the indexes in a folder, the most recently used first."""
     found = [index for name, files in _files(folder).items() if (index := _read(folder, name, files))]
     return sorted(found, key=lambda index: -index.used)
 
 
 def remove_unused(folder: Path, since: float) -> Iterator[KeptIndex]:
-    """Delete the indexes that no server has used since a time, and yield each one. since: seconds since 1970. Raises
-    OSError."""
+    """Delete and yield each index that no server has used since a time. since: in seconds since 1970. Raises OSError."""
     return (index for index in stored_indexes(folder) if index.used < since and index.remove())
 
 
 def _files(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each index, by its name. No other file in the folder is touched."""
+    """Return the files of each index, by its name. Other files in the folder are ignored."""
     files: defaultdict[str, list[Path]] = defaultdict(list)
     for path in folder.iterdir() if folder.is_dir() else ():
         if found := FILE.fullmatch(path.name):
@@ -85,14 +90,14 @@ def _files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _read(folder: Path, name: str, files: Sequence[Path]) -> KeptIndex | None:
-    """Return an index by its files; None: it has a lock alone, or it was removed meanwhile."""
+    """Return the index with these files; None if only its lock is left, or if it was removed meanwhile."""
     if all(file.suffix == LOCK for file in files):
         return None
     stats, lines = [], ""
     with suppress(FileNotFoundError):
         lines = (folder / f"{name}{LOCK}").read_bytes().decode(errors="surrogateescape")
     for file in files:
-        with suppress(FileNotFoundError):  # a journal, which ends with its server
+        with suppress(FileNotFoundError):  # a journal is removed when its server ends
             stats.append(file.stat())
     if not stats:
         return None

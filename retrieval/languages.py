@@ -1,4 +1,4 @@
-"""The frequent words of languages, which show the language of a text."""
+"""Guesses the language of a text by its frequent words."""
 
 from __future__ import annotations
 
@@ -86,21 +86,21 @@ WORDS = {
     "he": """אבל או אחרי אי אין איך איפה אל אם אני אנחנו אנו אף אשר את אתה אתם בין גם הוא היא היה היו היתה הם הן זאת זה זו יש
     כאשר כדי כי כל כמה כמו כן לא לו לה להיות ליד למה לפי לפני מאוד מה מי מן מתי עד על עם עוד עכשיו רק של שם תחת""",
 }
-"""Words that most texts of a language have, by its code (ISO 639-1). A question is searched without them."""
+"""The most frequent words of each language, by its code (ISO 639-1). Searches leave them out."""
 
 SAMPLE = 100  # words of a text that show its language
-LEAST_SHARE = 7  # of so many different words of a text, at least one is frequent
-LEAST_SURE = 3  # likewise, if no other language has to be looked at
-LEAST_SHARED = 3  # frequent words of near languages, as Danish and Norwegian: either one's stems will do
+LEAST_SHARE = 7  # at least one in so many different words of a text must be frequent in its language
+LEAST_SURE = 3  # likewise, for the language that is tried first: then no other language is tried
+LEAST_SHARED = 3  # frequent words that settle a tie of similar languages, such as Danish and Norwegian, either way
 
 
 @cache
 def _languages_of() -> dict[str, list[str]]:
-    """Return the languages in which each frequent word is one."""
+    """Return the languages of each frequent word."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for code, words in WORDS.items():
         for word in dict.fromkeys(word for one in words.split() for word in (one, one.capitalize())):
-            if len(word) > 1 or not word.isascii():  # a letter alone is one of a list in any language
+            if len(word) > 1 or not word.isascii():  # a single letter may number a list in any language
                 found[word].append(code)
     return dict(found)
 
@@ -112,7 +112,7 @@ def _frequent(language: str) -> frozenset[str]:
 
 
 def votes_of(words: Iterable[str]) -> dict[str, int]:
-    """Return how many different words are frequent in each language. words: as they are written."""
+    """Return how many different words are frequent, by language. words: as written, not folded."""
     votes: dict[str, int] = {}
     languages = _languages_of()
     for word in languages.keys() & set(words):
@@ -122,9 +122,10 @@ def votes_of(words: Iterable[str]) -> dict[str, int]:
 
 
 def language_of(words: Sequence[str], among: Collection[str] = (), before: str = "en") -> str:
-    """Return the language that a text's words show; empty if they show none.
+    """Return the language of a text by its frequent words; empty if no language is clear.
 
-    among: the possible languages; empty: all. before: the language of the preceding text, which is tried first.
+    among: the possible languages; empty for all.
+    before: the language of the preceding text, which is tried first.
     """
     different = set(words[:SAMPLE])
     if not among and LEAST_SURE * len(_frequent(before) & different) > len(different):

@@ -1,8 +1,9 @@
 """Turns printed lines into headings, paragraphs, lists, tables and code, by the sizes and the places of the lines.
 
-A heading is a line that the document's own contents name; without contents, a line in larger letters than the body's, or a
-bold line that stands alone. A paragraph ends at a wider gap than those between its lines, at an indented line, and at a line
-of another kind. A line that repeats at the edge of pages is kept once, after all others. Text that is left out is counted.
+A heading is a line that the document's bookmarks name, or a line in larger letters than the body. Without bookmarks, a bold
+line that stands alone is a heading too. A paragraph ends at a gap wider than its line spacing, at an indented line, or at a
+line of another kind. A line that repeats at the edge of pages is kept once, after all other text. Text that is left out is
+counted.
 """
 
 from __future__ import annotations
@@ -19,44 +20,48 @@ from msgspec.structs import replace
 
 from .outline import MAX_HEADING, Outline
 
-LARGER = 1.12  # of the body's size: a heading's
-WIDER = 1.3  # of the usual distance of two lines: the distance of two paragraphs
-INDENT = 0.7  # of the size: a line that begins a paragraph
+LARGER = 1.12  # times the body's size: larger lines are headings
+WIDER = 1.3  # times the usual distance of two lines: a larger distance separates paragraphs
+INDENT = 0.7  # times the size of letters: a larger indentation begins a paragraph
 MAX_LEVELS = 6
-MAX_CUTS = 6  # of a page, across or along, into parts that are read one after the other
+MAX_CUTS = 6  # cuts of a page, across or along, into parts that are read in turn
 EDGE = 2  # lines at the top and the bottom of a page that may repeat
-CHAIN = 3  # pages, no more than two apart, on which a line repeats that is kept once
+CHAIN = 3  # pages, at most two apart, on which a line must repeat to be kept only once
 CONTENTS = re.compile(r"(?<!\.)(?<!\. )(?:\. ?){5,}+\s*+([\divxlc]*)$")  # the end of a line of a table of contents
-DOTTED, DOTTED_WIDE = "....", ". . . ."  # one of them is in such a line
+DOTTED, DOTTED_WIDE = "....", ". . . ."  # such a line has one of these
 DOTS = re.compile(r"\s*(?:\. ?){5,}\s*")
 PAGE_NUMBER = re.compile(r"[\divxlc]{1,5}")
 ROMAN = re.compile(r"[ivxl]{1,7}")
 ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 DIGITS = re.compile(r"\d+")
 LETTER = re.compile(r"[^\W\d_]")
-LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two of them
+LETTERS = re.compile(r"[^\W\d_].*?[^\W\d_]", re.S)  # two letters
 SIGNS = re.compile(r"[\W_]+")
 COUNTED = re.compile(
     r"\A\s*(?i:(?:chapter|appendix|section|part)(?:\s+|(?=\d)))?"
     r"(?:\d{1,4}|[A-Z]|[a-z](?=[.)])|(?=[IVXL])(?:X[LC]|L?X{0,3})(?:I[VX]|V?I{0,3}))(?:\.\d+)*[.:)]?\s+"
 )
-"""The number before a heading: digits, a letter alone or a Roman number, no word."""
+"""The number before a heading: digits, a single letter or a Roman number, but no word."""
 
 BULLET = re.compile(r"(?:[•◦▪‣·–*-]|\(?\d{1,3}[.)])\s")
-DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # a list's items begin with a dash in all formats
+DOT = re.compile(r"^[•◦▪‣·–*]\s+", re.M)  # replaced with a dash, with which the items of all formats begin
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff]")
 SENTENCE_END = (".", "!", "?", ":", "。", '"', "”")
 NO_HEADING_END = (*".,;:", "。")
-HYPHENS = ("\x02", "\xad", "\ufffe")  # what a hyphen at a line's end becomes
-MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; of all lines: if more are bold, bold makes no heading
+HYPHENS = ("\x02", "\xad", "\ufffe")  # what PDFium returns for a hyphen at a line's end
+MAX_BOLD, MOST_BOLD = 80, 0.3  # letters of a bold heading; share of bold lines from which bold lines are no headings
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass takes ten times as long to make
-    """A printed line, or a part of a line before or after a wide gap.
+    """A printed line, or a part of a line before or after a wide gap. Sizes and places are in points.
 
-    size: of the letters. left, right: the line's place along its reading direction; base: its place across; all in
-    points. angle: the reading direction, in degrees. is_row: the next line does not continue this one, as in a table.
-    level: of a heading. is_alone: the line is a block by itself.
+    size: the size of the letters.
+    left, right: the ends of the line along its reading direction.
+    base: the place of the line across its reading direction.
+    angle: the reading direction, in degrees.
+    is_row: whether the next line does not continue this line, as in a table.
+    level: the level of a heading, from 1; 0 for text.
+    is_alone: whether the line is a block by itself.
     """
 
     text: str
@@ -79,8 +84,7 @@ Row = list[Line]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The parts of lines in the order in which they were written. is_form: filled-in text was written after all other
-    text."""
+    """The parts of a page's lines, in the order of writing. is_form: filled-in text was written after all other text."""
 
     parts: Sequence[Line]
     is_form: bool = False
@@ -88,7 +92,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """An entry of the document's own contents. level: from 1. page: from 0."""
+    """An entry of the table of contents in a PDF's data. level: from 1. page: from 0."""
 
     title: str
     level: int
@@ -115,7 +119,7 @@ def add_pages(pages: Sequence[Page], outline: Outline, bookmarks: Sequence[Bookm
 
 
 def _rows_in_order(page: Page) -> list[Row]:
-    """Return the lines of a page in the order of reading: the order of writing, unless their places contradict it."""
+    """Return the lines of a page in reading order, which is the order of writing unless the lines' places contradict it."""
     rows = _rows(page.parts)
     if not page.is_form and not _is_contradicted(rows):
         return rows
@@ -138,7 +142,7 @@ def _rows(parts: Iterable[Line]) -> list[Row]:
 
 
 def _is_beside(before: Line, part: Line) -> bool:
-    """Whether a part is on the same line, to the right."""
+    """Whether a part is on the same line as the part before, to the right of it."""
     if part.angle != before.angle or part.is_code != before.is_code:
         return False
     size = min(before.size, part.size)
@@ -146,9 +150,9 @@ def _is_beside(before: Line, part: Line) -> bool:
 
 
 def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
-    """Return parts line by line, downwards, each line from left to right; columns of prose one after the other.
+    """Return parts from top to bottom, each line from left to right. Columns of prose come one after the other.
 
-    cuts: the number of cuts made around the parts.
+    cuts: how many cuts of the page led to these parts.
     """
     if cuts < MAX_CUTS and len(parts) >= 2 * COLUMN_LINES:
         for gutter in _gutters(parts):
@@ -169,7 +173,7 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
 
 def _gutters(parts: Sequence[Line]) -> list[float]:
-    """Return the places of the widest gaps that no part crosses, the widest first."""
+    """Return the places of the widest gaps between columns, which no part crosses, widest first."""
     gutters: list[tuple[float, float]] = []
     ordered = sorted(parts, key=lambda part: part.left)
     reach = ordered[0].right
@@ -181,13 +185,13 @@ def _gutters(parts: Sequence[Line]) -> list[float]:
 
 
 def _is_column(parts: Sequence[Line]) -> bool:
-    """Whether parts beside others are a column of prose."""
+    """Whether the parts on one side of a gap are a column of prose."""
     num_lines = len({round(part.base) for part in parts})
     return num_lines >= COLUMN_LINES and sum(len(part.text) for part in parts) >= PROSE * num_lines
 
 
 def _above_break(parts: Sequence[Line]) -> list[Line]:
-    """Return the parts above the widest gap that goes across all; none if there is no gap."""
+    """Return the parts above the widest gap across the page; empty if there is no gap."""
     ordered = sorted(parts, key=lambda part: -part.base)
     gaps = [(before.base - part.base - 0.9 * part.size, at) for at, (before, part) in enumerate(pairwise(ordered), 1)]
     widest, at = max(gaps)
@@ -195,7 +199,7 @@ def _above_break(parts: Sequence[Line]) -> list[Line]:
 
 
 def _is_contradicted(rows: Sequence[Row]) -> bool:
-    """Whether the writing goes up without going to a column on the right."""
+    """Whether the order of writing goes up the page without a change to a column on the right."""
     edges = _edges(rows)
     inner = [row[0] for at, row in enumerate(rows) if at not in edges]
     if sum(RIGHT_TO_LEFT.search(line.text) is not None for line in inner) > len(inner) / 2:
@@ -207,7 +211,7 @@ def _is_contradicted(rows: Sequence[Row]) -> bool:
 
 
 def _edges(rows: Sequence[Row]) -> set[int]:
-    """Return the numbers of the uppermost and the lowest lines of a page, for each direction of writing."""
+    """Return the indexes of the top and bottom lines of a page, for each direction of writing."""
     places: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for at, row in enumerate(rows):
         places[row[0].angle].append((row[0].base, at))
@@ -222,7 +226,7 @@ def _edges(rows: Sequence[Row]) -> set[int]:
 
 
 def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[list[Line], list[list[Row]]]:
-    """Return the running lines that are kept, the first of each text, and all other lines of each page."""
+    """Separate lines that repeat at the edges of pages. Return the first line of each repeated text, and all other lines."""
     kinds = _running(rows)
     if kinds and len(kinds) == sum(map(len, rows)) and not any(LETTER.search(name) for name in kinds.values()):
         return [], list(map(list, rows))  # no text would remain
@@ -243,7 +247,7 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 
 
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
-    """Return the lines that repeat at one place or count up with the pages, by page and number, and the repeated texts."""
+    """Return the lines that repeat at one place or count up with the pages: page and index, to the repeated text."""
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers
     for number, page in enumerate(rows):
@@ -263,7 +267,7 @@ def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
 
 
 def _numbers(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the first and the last number of a line, or the Roman number that the line is."""
+    """Yield the first and the last number in a line, or the value of a line that is one Roman number."""
     if found := DIGITS.findall(text):
         yield "first", int(found[0][-9:])
         if len(found) > 1:
@@ -274,7 +278,7 @@ def _numbers(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the places that are on enough pages no more than two apart. found: in the order of pages."""
+    """Yield the places on at least `CHAIN` pages that are at most two apart. found: in the order of pages."""
     chain: list[tuple[int, int]] = []
     for place in [*found, (1 << 60, 0)]:
         if chain and place[0] - chain[-1][0] > 2:
@@ -285,7 +289,7 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
-    """Leave out lines of a table of contents whose titles are lines of later pages; shorten all other dots."""
+    """Leave out lines of a printed table of contents if their titles are on later pages. Shorten the dots of all others."""
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
     titles: dict[str, int] = {}  # the last page of each line
@@ -315,12 +319,12 @@ def _contents(text: str) -> re.Match[str] | None:
 
 
 def _is_page(number: str, pages: int) -> bool:
-    """Whether a number may be a page's; Roman numbers may count the first pages."""
+    """Whether a number may be a page number. A Roman number may be, since it may count the first pages."""
     return not number.isdecimal() or int(number) <= pages
 
 
 def _key(text: str) -> str:
-    """Return a title without signs and case, as it is compared."""
+    """Return a title without signs and case, to compare it."""
     return SIGNS.sub("", text).casefold()
 
 
@@ -329,7 +333,7 @@ def _row_text(row: Row) -> str:
 
 
 def _joined_row(row: Row) -> Line:
-    """Return the parts of a line as one line. If it ends with a number after a gap, it is a row, and so no heading."""
+    """Return the parts of a line as one line. A line with a number after a gap at its end is a row, never a heading."""
     if len(row) == 1:
         return row[0]
     is_row = PAGE_NUMBER.fullmatch(row[-1].text) is not None
@@ -340,11 +344,11 @@ def _joined_row(row: Row) -> Line:
 # ---- Lines with gaps at the same places: the rows of a table, or columns of prose. --------------------------------------
 
 MAX_COLUMNS = 64
-FAR = 4  # sizes between two rows of a table
-PROSE = 20  # letters of a column's lines
+FAR = 4  # times the size of letters: the most between two rows of a table
+PROSE = 20  # letters of a line in a column of prose, at least on average
 COLUMN_LINES = 4
-FULL = 0.7  # of a column's width: its lines of prose reach that far
-GAP = 0.8  # of the size: the gap that is common to all rows of a table
+FULL = 0.7  # of a column's width: most lines of prose are longer
+GAP = 0.8  # times the size of letters: the least gap that all rows of a table share
 
 Span = tuple[float, float]
 
@@ -376,7 +380,7 @@ def _gaps(row: Row) -> list[Span]:
 
 
 def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
-    """Return the pieces of gaps that stay free beside the parts of another row."""
+    """Return the pieces of gaps that another row also leaves free."""
     left = list(gaps)
     for part in row:
         left = [piece for gap in left for piece in _beside(gap, part)][:MAX_COLUMNS]
@@ -384,7 +388,7 @@ def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
 
 
 def _beside(gap: Span, part: Line) -> Iterator[Span]:
-    """Yield the pieces of a gap that stay free beside a part."""
+    """Yield the pieces of a gap that a part leaves free."""
     if part.right <= gap[0] or part.left >= gap[1]:
         yield gap
         return
@@ -417,7 +421,7 @@ def _group_lines(group: list[Row], gaps: Sequence[Span]) -> Iterator[Line]:
 
 
 def _column(row: Row, gaps: Sequence[Span]) -> list[Row]:
-    """Return the parts of a row in each column."""
+    """Return the parts of a row, by column."""
     cells: list[Row] = [[]]
     for part in row:
         while len(cells) <= len(gaps) and part.left >= gaps[len(cells) - 1][1] - 1:
@@ -427,7 +431,7 @@ def _column(row: Row, gaps: Sequence[Span]) -> list[Row]:
 
 
 def _is_prose(columns: Sequence[Sequence[Row]], gaps: Sequence[Span]) -> bool:
-    """Whether the columns of rows are prose, to be read one column after the other."""
+    """Whether columns are prose, which is read one column after the other."""
     if len(gaps) > 3:
         return False
     for at in range(len(gaps) + 1):
@@ -444,7 +448,7 @@ def _is_prose(columns: Sequence[Sequence[Row]], gaps: Sequence[Span]) -> bool:
 
 
 def _body_size(lines: Iterable[Line]) -> float:
-    """Return the size of most letters."""
+    """Return the most frequent size of letters."""
     letters: Counter[float] = Counter()
     for line in lines:
         letters[line.size] += len(line.text)
@@ -452,7 +456,7 @@ def _body_size(lines: Iterable[Line]) -> float:
 
 
 def _leading(lines: Sequence[Line], body: float) -> float:
-    """Return the usual distance of two lines of the body."""
+    """Return the usual distance of two lines of the body, in points."""
     gaps = [
         before.base - after.base
         for before, after in pairwise(lines)
@@ -464,7 +468,7 @@ def _leading(lines: Sequence[Line], body: float) -> float:
 def _with_headings(
     pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark], metrics: tuple[float, float]
 ) -> list[Line]:
-    """Return all lines, headings with their levels. metrics: size and leading of the body."""
+    """Return all lines, with the levels of headings. metrics: size and leading (distance of lines) of the body."""
     named = _named(pages, bookmarks)
     if len(named) < max(CHAIN, len(bookmarks) / 2):
         named = {}
@@ -501,14 +505,14 @@ def _with_headings(
 
 
 def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the headings that bookmarks name: page and number of the first line, to level and number of lines."""
+    """Return the headings that bookmarks name: page and index of the first line, to level and number of lines."""
     wanted: dict[int, list[Bookmark]] = defaultdict(list)
     for bookmark in bookmarks:
         if 0 <= bookmark.page < len(pages):
             wanted[bookmark.page].append(bookmark)
     named: dict[tuple[int, int], tuple[int, int]] = {}
     for number, some in wanted.items():
-        for page in (number, number + 1):  # an entry may lead to the end of the page before
+        for page in (number, number + 1):  # an entry may lead to the end of the preceding page
             if some and page < len(pages):
                 some = _without_named(some, page, pages[page], named)
     return named
@@ -517,7 +521,7 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
 def _without_named(
     bookmarks: Sequence[Bookmark], number: int, page: Sequence[Line], named: dict[tuple[int, int], tuple[int, int]]
 ) -> list[Bookmark]:
-    """Name the headings of a page; return the bookmarks without a line on it."""
+    """Add the headings of a page to `named`. Return the bookmarks that match no line of the page."""
     wanted = [(bookmark, (bookmark.title, COUNTED.sub("", bookmark.title, count=1))) for bookmark in bookmarks]
     titles = _titles(page, {_begin(text) for _, texts in wanted for text in texts})
     left: list[Bookmark] = []
@@ -536,9 +540,9 @@ def _begin(title: str) -> str:
 
 
 def _titles(page: Sequence[Line], begins: set[str]) -> dict[str, list[tuple[int, int]]]:
-    """Return the texts of one to three lines of a page, each with the first line's number and the number of lines.
+    """Return the texts of one to three lines of a page, with all places of each text.
 
-    begins: the first letters of the titles that are looked for.
+    A place is the index of the first line, and the number of lines. begins: the first letters of the wanted titles.
     """
     titles: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for at, line in enumerate(page):
@@ -567,7 +571,7 @@ def _may_head(line: Line) -> bool:
 
 
 def _stands_alone(lines: Sequence[Line], at: int, leading: float) -> bool:
-    """Whether a bold line looks like a heading: short, below a gap, above another kind of line."""
+    """Whether a bold line looks like a heading: it is short, below a gap, and above another kind of line."""
     line = lines[at]
     if len(line.text) > MAX_BOLD or line.text.endswith(NO_HEADING_END) or BULLET.match(line.text) or line.text[0].islower():
         return False
@@ -651,14 +655,14 @@ def _add(block: Sequence[Line], outline: Outline) -> None:
 
 
 def _code(block: Sequence[Line]) -> Iterator[str]:
-    """Yield lines of code with their indentation, which a PDF has only as places."""
+    """Yield lines of code with their indentation, which a PDF stores only as places."""
     left = min(line.left for line in block)
     for line in block:
         yield " " * min(round((line.left - left) / (0.6 * line.size)), 40) + line.text
 
 
 def _joined(block: Sequence[Line]) -> str:
-    """Return the text of lines: one line again, or one for each item of a list. Hyphenated words become whole."""
+    """Join lines into one line, or into one line for each item of a list. Hyphenated words become whole."""
     is_listed = _is_listed(block)
     parts = [block[0].text]
     for line in block[1:]:

@@ -1,4 +1,4 @@
-"""Sections of e-mails, and of web pages that a browser has saved as one file (MHTML)."""
+"""Reads e-mails, and web pages that a browser saved as one file (MHTML)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .markdown import add_paragraphs, normalise_lines
 from .outline import Outline, Unreadable
 
 Read = Callable[[bytes, str, Outline], None]
-"""Adds a file by its bytes and the end of its name. Raises Unreadable."""
+"""Adds a file to an outline, given its bytes and its suffix. Raises Unreadable."""
 
 HEADERS = ("From", "To", "Cc", "Date", "Snapshot-Content-Location")
 NAMES = {"Snapshot-Content-Location": "Address"}
-SAVED = "<Saved by"  # a browser, in place of a sender
+SAVED = "<Saved by"  # a browser writes this in place of a sender
 ATTACHMENT = "embedded_files"
 PICTURE = "image/"
-MAX_INSIDE = 3  # mails in mails
+MAX_INSIDE = 3  # nested mails
 MAX_PARTS = 1000
-HALF = 0.5  # of the letters of a mail's HTML: a plain text that has fewer is no version of it
-TOO_DEEP = "it is a mail in a mail, too often to be read"
+HALF = 0.5  # of the HTML's letters: a plain text with fewer letters is not the same text
+TOO_DEEP = "it has too many mails nested in each other"
 
 
 def read_mail(data: bytes, outline: Outline, read: Read) -> None:
@@ -48,7 +48,7 @@ class _Mail:
         self._unread: list[str] = []  # names of attachments
 
     def add(self, message: Message, depth: int) -> None:
-        """Add a mail and its attachments. depth: of the mail inside others."""
+        """Add a mail and its attachments. depth: the number of mails around this one."""
         shift = self._outline.shift
         if subject := _header(message, "Subject"):
             self._outline.add_heading(1, subject)
@@ -87,7 +87,7 @@ class _Mail:
             self._add_text(part)
 
     def _add_best(self, parts: Sequence[Message], depth: int) -> None:
-        """Add one of several versions of a text: the plain one, if it has half of the HTML's letters or more."""
+        """Add one version of a text: the plain text if it has at least half of the HTML's letters, else the HTML."""
         plain = next((part for part in parts if part.get_content_type() == "text/plain"), None)
         others = [part for part in parts if part.get_content_type() == "text/html" or part.is_multipart()]
         rich = others[-1] if others else None
@@ -100,7 +100,7 @@ class _Mail:
             self._add_part(parts[-1], depth)
 
     def _add_attached(self, parts: Sequence[Message], depth: int) -> None:
-        """Add the attachments in parts whose text is not read."""
+        """Add only the attachments in parts, not the text."""
         for part in (inner for outer in parts for inner in outer.walk()):
             if part.get_content_disposition() == "attachment" and not part.is_multipart():
                 self._add_attachment(part, depth)
@@ -121,7 +121,7 @@ class _Mail:
             self._outline.leave_out(ATTACHMENT, "".join(_plain_text(part) for part in mail.walk()))
 
     def _add_attachment(self, part: Message, depth: int) -> None:
-        """Add an attached file under its name, or the name alone if the file cannot be read."""
+        """Add an attached file under its name. If the file cannot be read, only note its name."""
         data, name = _bytes(part), _filename(part)
         suffix = PurePath(name).suffix.lower() or (".txt" if part.get_content_type() == "text/plain" else "")
         if suffix == ".eml":
@@ -133,7 +133,7 @@ class _Mail:
                 self._read(data, suffix, inner)
         except (MemoryError, RecursionError):
             raise
-        except Exception:  # of another library: the mail is read all the same
+        except Exception:  # an error in another library: the mail is read without the attachment
             inner = Outline()
         if not inner.has_text:
             self._unread += [name] if name else []
@@ -144,7 +144,7 @@ class _Mail:
 
 
 def _inner(part: Message) -> list[Message]:
-    """Return the parts of a part; none if it has none, whatever its type says."""
+    """Return the parts inside a part; empty if there are none, even if its type says so."""
     payload = part.get_payload()
     return [inner for inner in payload if isinstance(inner, Message)] if isinstance(payload, list) else []
 
@@ -155,7 +155,7 @@ def _bytes(part: Message) -> bytes:
 
 
 def _filename(part: Message) -> str:
-    """Return the name of a part; empty if there is none, or if Python cannot read it: of a charset with a NUL, say."""
+    """Return the file name of a part; empty if it has none or Python cannot read it (a charset with a NUL, for example)."""
     try:
         return _decoded(part.get_filename() or "")
     except ValueError:
@@ -165,7 +165,7 @@ def _filename(part: Message) -> str:
 def _charset(part: Message) -> str:
     try:
         return part.get_content_charset() or ""
-    except ValueError:  # as above
+    except ValueError:  # a charset with a NUL
         return ""
 
 
@@ -194,9 +194,9 @@ def _header(message: Message, name: str) -> str:
 
 
 def _decoded(value: str) -> str:
-    """Return a header or a name, decoded."""
+    """Return a decoded header or file name."""
     try:
         text = str(make_header(decode_header(value)))
-    except (HeaderParseError, MessageError, LookupError, ValueError):  # of an unknown encoding
+    except (HeaderParseError, MessageError, LookupError, ValueError):  # an unknown encoding
         text = value
     return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())

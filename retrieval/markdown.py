@@ -1,4 +1,4 @@
-"""Reads Markdown, plain text, and tables as text."""
+"""Reads Markdown, plain text, and tables in text form such as CSV."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .outline import BETWEEN_CELLS, COMMENTS, FRONT_MATTER, Outline
 # ---- Plain text: paragraphs, and the lines of a log. --------------------------------------------------------------------
 
 PARAGRAPH = re.compile(r"\S[^\n]*(?:\n[^\S\n]*\S[^\n]*)*")
-SHORT_LINE = 60  # characters: lines that are shorter on average were broken on purpose
+SHORT_LINE = 60  # characters: if lines are shorter on average, their ends carry meaning
 
 
 LOGGED = re.compile(
     r"\W{0,2}(?:\d{4}[-/.]\d\d[-/.]\d\d|\d\d[-/.]\d\d[-/.]\d{2,4}|[A-Z][a-z]{2} [ \d]\d) ?.?\d\d:\d\d"
     r"|\W{0,2}\d\d:\d\d:\d\d|\S{1,80} \S{1,80} \S{1,80} \[\d\d/[A-Z][a-z]{2}/\d{4}:"
 )
-"""The time at the start of a log's line, or after the names in a web server's log."""
-LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that show whether a text is a log, and how many there are at least
+"""The time at the start of a log line, or after the names in a line of a web server's log."""
+LOOKED_AT, LEAST_LOGGED = 200, 20  # lines that show whether a text is a log; the least lines of a log
 
 
 def read_text(data: bytes, outline: Outline) -> None:
-    """Add the paragraphs of a plain text: runs of lines between blank ones."""
+    """Add the paragraphs of a plain text, which are separated by blank lines."""
     text = normalise_lines(decode(data))
     outline.has_records = _is_log(text)
     add_paragraphs(text, outline)
 
 
 def add_paragraphs(text: str, outline: Outline, start: int = 0, stop: int | None = None, *, is_file: bool = True) -> None:
-    """Add the paragraphs of a part of a text. is_file: places in the text are those of the file."""
+    """Add the paragraphs of `text[start:stop]`. is_file: positions in the text are positions in the file."""
     for match in PARAGRAPH.finditer(text, start, len(text) if stop is None else stop):
         paragraph = match[0]
         has_lines = len(paragraph) < SHORT_LINE * (paragraph.count("\n") + 1) and "\n" in paragraph
@@ -47,23 +47,23 @@ def _is_log(text: str) -> bool:
 
 
 def normalise_lines(text: str) -> str:
-    """Return a text whose lines end in one character each."""
+    """Return a text with single line feeds as line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-# ---- Tables as text: CSV and the like. ----------------------------------------------------------------------------------
+# ---- Tables in text form, such as CSV. ----------------------------------------------------------------------------------
 
 DELIMITERS = ",;\t|"
 
 
 def read_table(data: bytes, outline: Outline) -> None:
-    """Add the rows of a table. The first row names the columns, and shows the sign between cells."""
+    """Add the rows of a table. The first row names the columns, and shows which sign separates cells."""
     lines = normalise_lines(decode(data)).split("\n")
     first = next((line for line in lines if line.strip()), "")
     try:
         table = list(csv.reader((f"{line}\n" for line in lines), delimiter=max(DELIMITERS, key=first.count)))
         rows = [BETWEEN_CELLS.join(" ".join(cell.split()) for cell in row) for row in table if any(map(str.strip, row))]
-    except csv.Error:  # a quotation mark that nothing closes
+    except csv.Error:  # a quotation mark without an end
         rows = [line for line in lines if line.strip()]
     outline.has_records = True
     outline.add_block("\n".join(rows), has_lines=True, head="".join(rows[:1]))
@@ -75,7 +75,7 @@ HEADING = re.compile(r" {0,3}(#{1,6})(?![^ \t])(.*)")
 CLOSING = re.compile(r"(?<![^ \t])#+$")  # after a heading
 ATTRIBUTES = re.compile(r"(?<![ \t])[ \t]*\{[#.:][^{}]*\}$")  # `{#anchor}`
 UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
-FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # code in a line may begin with as many, and ends in it
+FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")  # inline code may begin with as many, and ends in its line
 LIST_OR_TABLE = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s|\s*\|")
 TABLE_HEAD = re.compile(
     r"(?=[^\n]*\|)[^\n]*+\n(?=[^\n|]*\|)[ \t]*+\|?[ \t]*+:?-++:?[ \t]*+(?:\|[ \t]*+:?-++:?[ \t]*+)*+\|?[ \t]*+(?=\n)"
@@ -84,7 +84,7 @@ FRONT = re.compile(
     r"---[ \t]*\n(?>(?:[\w\"'.-]+[ \t]*:|[ \t#}\]]|-[ \t])[^\n]*\n|\n)+?(?:---|\.\.\.)[ \t]*(?:\n|$)"
     r"|\+\+\+[ \t]*\n(?:[^\n]*\n)*?\+\+\+[ \t]*(?:\n|$)"
 )
-"""The fields before a text, in YAML or in TOML."""
+"""The front matter of a text, in YAML or TOML."""
 TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.M)
 
 
@@ -94,7 +94,7 @@ def read_markdown(data: bytes, outline: Outline) -> None:
 
 
 def add_markdown(text: str, outline: Outline, *, is_file: bool = True) -> None:
-    """Add the headings and blocks of Markdown. is_file: the text is a whole file, and its places are the file's."""
+    """Add the headings and blocks of Markdown. is_file: the text is a whole file, so places in it are places in the file."""
     front = FRONT.match(text) if is_file else None
     if front:
         outline.leave_out(FRONT_MATTER, front[0])
@@ -132,7 +132,7 @@ def add_markdown(text: str, outline: Outline, *, is_file: bool = True) -> None:
 
 
 class _BlockLines:
-    """The lines of the block that is being read."""
+    """The lines of the current block."""
 
     def __init__(self, outline: Outline, text: str, *, has_places: bool) -> None:
         self._outline, self._text, self._has_places = outline, text, has_places
@@ -167,9 +167,9 @@ OPENED, CLOSED = "<!--", "-->"
 
 
 def _without_comments(text: str, outline: Outline) -> str:
-    """Return a Markdown text with blanks in place of its comments, which are counted.
+    """Return a Markdown text with spaces in place of its comments. The letters of comments are counted.
 
-    Code has no comments, and a comment without an end is text.
+    A comment inside code is part of the code, and a comment without an end is text.
     """
     if OPENED not in text:
         return text
@@ -197,7 +197,7 @@ def _closes(line: str, fence: str) -> bool:
 
 
 def _lines(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """Yield each line without its end, and where it starts."""
+    """Yield the start of each line, and the line without its end."""
     while start < len(text):
         stop = text.find("\n", start)
         stop = len(text) if stop < 0 else stop

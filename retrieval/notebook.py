@@ -1,4 +1,4 @@
-"""Sections of Jupyter notebooks: the cells' Markdown, their code, and its output."""
+"""Reads Jupyter notebooks: Markdown cells, code cells, and their outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .markdown import add_markdown
 from .outline import ENCODED_DATA, Outline, Unreadable
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")  # by a progress bar
+OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")  # text that a progress bar has overwritten
 PICTURES = "pictures"
 ENCODED = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 
 
 class _Cell(msgspec.Struct):
-    """A cell of version 4 or 3. input, prompts and level are those of version 3."""
+    """A cell of a notebook of version 4 or 3. Only version 3 has `input` and `level`."""
 
     cell_type: str = ""
     source: str | list[str] = ""
@@ -61,7 +61,7 @@ def read_notebook(data: bytes, outline: Outline) -> None:
 
 
 def _add_output(output: dict[str, Any], outline: Outline) -> None:
-    """Add the output of a cell as text; a picture is only counted."""
+    """Add the output of a cell as text. Pictures are only counted."""
     data = output.get("data", output)
     if not isinstance(data, dict):
         return
@@ -76,7 +76,7 @@ def _add_output(output: dict[str, Any], outline: Outline) -> None:
 
 
 def _count_pictures(data: dict[str, Any], outline: Outline) -> bool:
-    """Count the letters of pictures; return whether there are some."""
+    """Count the letters of pictures. Return whether there are any."""
     kinds = [kind for kind in data if kind in ENCODED or kind.startswith("image/") or kind in ("png", "jpeg", "svg")]
     for kind in kinds:
         is_text = "svg" in kind
@@ -85,6 +85,6 @@ def _count_pictures(data: dict[str, Any], outline: Outline) -> bool:
 
 
 def _joined(text: object) -> str:
-    """Return a text that may be a list of its lines."""
+    """Return a text as one string, also if it is a list of lines."""
     lines = text if isinstance(text, list) else [text]
     return "".join(line for line in lines if isinstance(line, str)).replace("\r\n", "\n")

@@ -1,4 +1,4 @@
-"""Sections of OpenDocument: texts, slides and sheets, in a ZIP file or in one file of XML."""
+"""Reads OpenDocument texts, slides and sheets, from a ZIP file or from one XML file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .sheets import LOCKED, CellLetters, Row, add_sheet
 
 CONTENT, STYLES, MANIFEST = "content.xml", "styles.xml", "META-INF/manifest.xml"
 KIND = "an OpenDocument file"
-MAX_CHAIN = 20  # styles that are each based on the next
-MAX_INDENT = 10  # levels of a list
-MAX_SPACES = 1000  # that one element stands for
-LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14  # of a sheet
+MAX_CHAIN = 20  # styles in a chain of parents
+MAX_INDENT = 10  # list levels that are indented
+MAX_SPACES = 1000  # spaces that one element may stand for
+LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14  # the limits of a sheet
 SPACES = re.compile(r"\s+")
 INDEXES = {"table-of-content", "alphabetical-index", "illustration-index", "table-index", "object-index", "user-index"}
 EDGES = {"footer": "running_heads", "header": "running_heads", "date-time": "running_heads", "page-number": "page_numbers"}
-"""The kinds of frames that each slide repeats, and the kinds under which their text is counted."""
+"""Frames that every slide repeats, mapped to the kind under which their text is counted."""
 CODE_STYLES = {"preformatted_20_text", "source_20_code", "code"}
 UNREAD = {
     "forms",
@@ -56,7 +56,7 @@ def read_opendocument(data: bytes, outline: Outline) -> None:
 
 @dataclass(slots=True)
 class _OdfText:
-    """The text of a paragraph. notes: with their numbers. boxes: to be added after it."""
+    """The text of a paragraph, the numbered notes in it, and the text boxes to add after it."""
 
     parts: list[str] = field(default_factory=list)
     notes: list[tuple[int, Element]] = field(default_factory=list)
@@ -67,13 +67,13 @@ class _OdfText:
 
 
 class _OdfStyles:
-    """The styles of a document: their names and parents, the hidden ones, and the numbers of lists."""
+    """The styles of a document: their names and parents, whether they are hidden, and the numbering of lists."""
 
     def __init__(self, roots: list[Element]) -> None:
         self._parents: dict[str, str] = {}
-        self._shown: dict[str, str] = {}  # the name of an automatic style's parent as a user reads it
+        self._shown: dict[str, str] = {}  # by automatic style: the displayed name of its parent
         self._hidden: set[str] = set()
-        self._lists: dict[str, dict[int, tuple[str, str, int]]] = {}  # each level: kind of numerals, what follows, start
+        self._lists: dict[str, dict[int, tuple[str, str, int]]] = {}  # by level: numeral style, suffix, first number
         for element in (element for root in roots for group in root for element in group):
             name = get(element, "name")
             if tag_of(element) == "style":
@@ -86,7 +86,7 @@ class _OdfStyles:
                 self._lists[name] = dict(map(_level, element))
 
     def is_a(self, name: str, kinds: set[str]) -> bool:
-        """Whether a style is one of some kinds, or based on one."""
+        """Whether a style has one of these names, or is based on a style that has."""
         for _ in range(MAX_CHAIN):
             if name.lower() in kinds:
                 return True
@@ -101,7 +101,7 @@ class _OdfStyles:
 
 
 def _level(element: Element) -> tuple[int, tuple[str, str, int]]:
-    """Return a level of a list, from 1, and how it is numbered; with empty numerals if it has bullets."""
+    """Return a list level (from 1), and its numeral style, suffix and first number. The style is empty for bullets."""
     kind = get(element, "num-format") if tag_of(element) == "list-level-style-number" else ""
     return int_of(get(element, "level"), 1), (kind, get(element, "num-suffix"), int_of(get(element, "start-value"), 1))
 
@@ -111,8 +111,8 @@ class _OdfDocument:
         self._outline, self._roots = outline, roots
         self._styles = _OdfStyles(roots)
         self._num_notes = 0
-        self._title = 0  # 1 after a title: headings are below it
-        self._page: int | None = None  # of the slide that is being read
+        self._title = 0  # 1 after a title, so that headings are below it
+        self._page: int | None = None  # the number of the current slide
 
     def read(self, part: Element) -> None:
         match tag_of(part):
@@ -131,7 +131,7 @@ class _OdfDocument:
     # ---- texts ---------------------------------------------------------------------------------------------------------
 
     def _add_all(self, element: Element) -> None:
-        """Add the paragraphs, lists and tables in an element, however they are wrapped."""
+        """Add the paragraphs, lists and tables in an element, at any depth."""
         code: list[str] = []
         for child in element:
             if tag_of(child) == "p" and self._styles.is_a(get(child, "style-name"), CODE_STYLES):
@@ -258,7 +258,7 @@ class _OdfDocument:
     # ---- sheets --------------------------------------------------------------------------------------------------------
 
     def _add_sheet(self, table: Element, cells: CellLetters) -> None:
-        """Add a sheet. A repeated row or cell is one element, and most of these are empty."""
+        """Add a sheet. One element stands for all repetitions of a row or cell, and most repeated ones are empty."""
         rows = self._rows(table, cells)
         if self._styles.is_hidden(table):
             for row in rows:
@@ -282,7 +282,7 @@ class _OdfDocument:
     # ---- in a line -----------------------------------------------------------------------------------------------------
 
     def _line_of(self, element: Element, keeps: bool = False) -> str:
-        """Return the text of an element with several paragraphs as one line. keeps: its blanks, as in code."""
+        """Return the text of an element as one line, even if it has several paragraphs. keeps: keep spaces, as in code."""
         text = _OdfText()
         self._collect(element, text)
         inner = [self._line_of(part) for part in (*(note for _, note in text.notes), *text.boxes)]
@@ -338,7 +338,7 @@ COLLECT: dict[str, Callable[[_OdfDocument, Element, _OdfText], None]] = {
     "ruby": _OdfDocument._collect_ruby,
     "text-box": lambda self, element, text: text.boxes.append(element),
 }
-"""The readers of elements that are not read through."""
+"""Elements with a reader of their own. In all other elements, the text is collected."""
 
 
 def _deleted(element: Element) -> str:
@@ -350,7 +350,7 @@ def _deleted(element: Element) -> str:
 
 
 def _inside(element: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table, however they are wrapped, and not those of tables in its cells."""
+    """Yield the rows of a table, also from row groups, but no rows of tables in its cells."""
     for child in element:
         if tag_of(child) == name:
             yield child

@@ -1,4 +1,4 @@
-"""The common form of documents of all formats: sections under headings, and blocks in them."""
+"""The common form of documents of all formats: sections under headings, made of blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 class Unreadable(Exception):
-    """A file whose text cannot be read. The message is the reason, for a user."""
+    """The text of a file cannot be read. The message tells a user why."""
 
 
 CONTROLS = {code: None for code in (*range(9), 11, *range(14, 32), 127, 0xFEFF, 0xFFFE)} | {12: "\n", 13: None, 0xAD: None}
@@ -16,24 +16,25 @@ CONTROLS = {code: None for code in (*range(9), 11, *range(14, 32), 127, 0xFEFF, 
 
 CONTROL = re.compile(f"[{''.join(map(re.escape, map(chr, sorted(CONTROLS))))}]")
 
-MAX_HEADING = 200  # characters: a longer one is a paragraph in large letters
+MAX_HEADING = 200  # characters: a longer heading is a paragraph in large letters
 ENCODED = re.compile(r"(?<![\w+/=-])[\w+/-]{60,}=*(?:[ \t]*\n[ \t>]*[\w+/-]{60,}=*)*(?:[ \t]*\n[ \t>]*[\w+/-]+=+)?", re.A)
-STRETCH = 30  # letters: half of a line
-LEAST_ENCODED = 200  # letters of base64 or of hexadecimal digits: a picture, a key or a checksum of many
+STRETCH = 30  # letters: half a line of encoded data
+LEAST_ENCODED = 200  # letters of base64 or hexadecimal digits: a picture, a key or many checksums
 
-BETWEEN_CELLS = " | "  # of a row of a table
+BETWEEN_CELLS = " | "  # separates the cells of a table row
 
 FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data"
-"""Kinds of text that is left out on purpose, under which it is counted."""
+"""Kinds of text that is left out on purpose. `Outline.left_out` counts letters by kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A paragraph, a list, a table or a piece of code.
 
-    start, stop: the block's place, in characters: of a text file, or of the text that was read from another file. page:
-    from 1; None in formats without pages. has_lines: the line ends carry meaning, as in code, lists and tables. head:
-    the lines of a table that name its columns.
+    start, stop: the block's place, in characters of the file. If the file is not text, of the text extracted from it.
+    page: the page number, from 1; None in formats without pages.
+    has_lines: whether line ends carry meaning, as in code, lists and tables.
+    head: the lines of a table that name its columns.
     """
 
     text: str
@@ -46,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The blocks from one heading up to the next. headings: the path to it, the outermost first; empty before the first."""
+    """The blocks from one heading to the next. headings: the heading and those above it, outermost first, or empty."""
 
     headings: tuple[str, ...]
     page: int | None = None
@@ -54,10 +55,11 @@ class Section:
 
 
 class Outline:
-    """Collects the headings and blocks of a document in their order.
+    """Collects the headings and blocks of a document in order.
 
-    left_out: the number of letters that are left out on purpose, by kind, such as navigation. has_records: the document
-    consists of a table's or a log's rows. shift: is added to the level of each heading, in a file inside another file.
+    left_out: the number of letters left out on purpose, by kind, such as navigation.
+    has_records: whether the document consists of rows of a table or a log.
+    shift: a number added to each heading's level, for a file inside another file.
     """
 
     def __init__(self) -> None:
@@ -65,8 +67,8 @@ class Outline:
         self.left_out: Counter[str] = Counter()
         self.has_records = False
         self.shift = 0
-        self._levels: list[int] = []  # of the headings of the current section
-        self._end = 0  # of the text so far
+        self._levels: list[int] = []  # levels of the current section's headings
+        self._end = 0  # the end of the text so far
 
     @property
     def has_text(self) -> bool:
@@ -78,7 +80,7 @@ class Outline:
             self.left_out[kind] += letters
 
     def add_heading(self, level: int, text: str, page: int | None = None) -> None:
-        """Start a section. level: 1 is the outermost; levels may be skipped."""
+        """Start a section. level: 0 for a document's title, else from 1; levels may be skipped."""
         heading = " ".join(text.translate(CONTROLS).split())
         if len(heading) > MAX_HEADING:
             self.add_block(text, page)
@@ -94,7 +96,7 @@ class Outline:
         self._end += len(heading) + 2
 
     def add_outline(self, inner: Outline) -> None:
-        """Add a file inside this one, below the last heading."""
+        """Add the outline of an embedded file below the last heading."""
         depth = len(self._levels)
         for section in inner.sections:
             if section.headings:
@@ -114,7 +116,8 @@ class Outline:
     ) -> None:
         """Add a block, unless it is blank. Encoded data in the text is left out.
 
-        span: the block's place, in formats that are text themselves. head: as in `Block`.
+        span: start and stop of the block in a text file.
+        head: as in `Block`.
         """
         if CONTROL.search(text):
             text = text.translate(CONTROLS)
@@ -127,7 +130,7 @@ class Outline:
             self._end = stop + 2
 
     def _leave_out(self, found: re.Match[str]) -> str:
-        """Return letters that may be encoded data; empty if they are."""
+        """Return the matched letters; empty if they are encoded data."""
         if not _is_encoded(found[0]):
             return found[0]
         self.leave_out(ENCODED_DATA, found[0])
@@ -135,12 +138,12 @@ class Outline:
 
 
 def _has_long_words(text: str) -> bool:
-    """Whether some stretch has no space, as in each line of encoded data. Looks at each letter once at most."""
+    """Whether `STRETCH` letters in a row have no space, as in encoded data. Looks at each letter once at most."""
     return any(text.find(" ", at, at + STRETCH) < 0 for at in range(0, len(text) - STRETCH, STRETCH))
 
 
 def _is_encoded(letters: str) -> bool:
-    """Whether letters are base64 or hexadecimal, and not a long name."""
+    """Whether letters are base64 or hexadecimal digits rather than a long name."""
     kinds = re.search(r"\d", letters), re.search("[a-z]", letters), re.search("[A-Z]", letters)
     return (
         len(letters) >= LEAST_ENCODED and kinds[0] is not None and (all(kinds) or not re.search(r"[^\da-fA-F\s>]", letters))

@@ -1,4 +1,4 @@
-"""The parts of a document that is a ZIP file, and their XML."""
+"""Reads documents that are ZIP files: their parts, and the XML in these."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from xml.etree.ElementTree import Element, XMLParser
 
 from .outline import Unreadable
 
-MAX_TEXT = 64 << 20  # bytes of all parts that are unpacked
-MAX_PARTS = 20_000  # also those that are not read
-XML = (".xml", ".rels", ".opf", ".ncx")  # ends of the names of parts that are XML
-OLD_FORMAT = b"\xd0\xcf\x11\xe0"  # of Microsoft's files before 2007, and of encrypted ones since
+MAX_TEXT = 64 << 20  # bytes of all unpacked parts
+MAX_PARTS = 20_000  # parts, read or not
+XML = (".xml", ".rels", ".opf", ".ncx")  # suffixes of XML parts
+OLD_FORMAT = b"\xd0\xcf\x11\xe0"  # the first bytes of Microsoft's files before 2007, and of encrypted files since
 
 
 DRAWN = ("relIds", "chart")
-"""Elements that name a diagram or a chart."""
+"""Elements that refer to a diagram or a chart."""
 
 
 class Package:
-    """The parts of a document. Parts that nobody reads, such as pictures, are never unpacked."""
+    """The parts of a document. Parts that are not read, such as pictures, are never unpacked."""
 
     def __init__(self, data: bytes, used: list[int]) -> None:
-        """used: the number of unpacked bytes, as its only item, shared with documents inside this one.
+        """Open the ZIP file. Raises Unreadable, and the errors of `zipfile.ZipFile`.
 
-        Raises Unreadable, and what the zip module raises.
+        used: the number of bytes unpacked so far, as the only item of a list that nested documents share.
         """
         self._zip = zipfile.ZipFile(io.BytesIO(data))
         self._names = set(self._zip.namelist())
@@ -40,15 +40,16 @@ class Package:
         return name in self._names
 
     def read(self, name: str) -> bytes:
-        """Return a part. Python reads no more than the part's stated size. Raises Unreadable if all parts so far are too
-        large together.
+        """Return the bytes of a part, at most the size that the ZIP file states.
+
+        Raises Unreadable if the parts read so far are too large together.
         """
         entry = self._zip.getinfo(name)
         self._count(entry)
         return self._zip.read(entry)
 
     def check(self) -> None:
-        """Raise Unreadable if all parts with XML or records are too large for another program that unpacks them."""
+        """Raise Unreadable if the parts with XML or records, which another library will unpack, are too large together."""
         for entry in self._zip.infolist():
             if entry.filename.endswith((*XML, ".bin")):
                 self._count(entry)
@@ -65,7 +66,7 @@ class Package:
         return parse(self.read(name))
 
     def relations(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the relations of a part: id to kind and target part. name: the part's; empty for the package itself."""
+        """Return the kind and the target part of each relation of a part, by id. name: empty for the package itself."""
         folder, file = split(name)
         root = self.part(join(folder, "_rels", f"{file}.rels"))
         found: dict[str, tuple[str, str]] = {}
@@ -75,16 +76,21 @@ class Package:
         return found
 
     def drawn(self, element: Element, relations: Mapping[str, tuple[str, str]]) -> Iterator[Element]:
-        """Yield the part that contains the words of a diagram or a chart. element: names it. relations: those of the
-        element's part."""
+        """Yield the part with the text of a diagram or a chart.
+
+        element: the element that refers to the diagram or chart.
+        relations: the relations of the element's part.
+        """
         for key, id in element.attrib.items():
             kind, target = relations.get(id, ("", ""))
             if key.endswith(("}dm", "}id")) and kind in ("diagramData", "chart") and (root := self.part(target)) is not None:
                 yield root
 
     def main_part(self, default: str, kind: str) -> str:
-        """Return the name of the part with the text. kind: the kind of document, with an article, for errors. Raises
-        Unreadable."""
+        """Return the name of the part with the document's text. Raises Unreadable.
+
+        kind: the kind of document with its article, for the error.
+        """
         named = [target for kind, target in self.relations("").values() if kind == "officeDocument"]
         for name in (*named, default):
             if name in self and name.endswith(".xml"):
@@ -94,7 +100,7 @@ class Package:
 
 @contextmanager
 def broken_as(kind: str) -> Iterator[None]:
-    """Raise Unreadable for any error of a broken ZIP file or of broken XML. kind: the kind of document, with an article."""
+    """Raise Unreadable for any error from a broken ZIP file or broken XML. kind: the kind of document with its article."""
     try:
         yield
     except (Unreadable, MemoryError):
@@ -111,12 +117,12 @@ def parse(data: bytes) -> Element:
 
 
 def tag_of(element: Element) -> str:
-    """Return the name of an element without its namespace. Each namespace has two names, and no element is in several."""
+    """Return an element's name without its namespace, which has two spellings. No name is in several namespaces."""
     return element.tag.rpartition("}")[2]
 
 
 def get(element: Element | None, name: str) -> str:
-    """Return an attribute by its name without its namespace; empty if there is none."""
+    """Return an attribute, by its name without the namespace; empty if it is missing."""
     if element is not None:
         for key, value in element.attrib.items():
             if key.rpartition("}")[2] == name:
@@ -129,7 +135,7 @@ def child_of(element: Element | None, name: str) -> Element | None:
 
 
 def val(element: Element | None, name: str) -> str:
-    """Return the value of a property; empty if there is none."""
+    """Return the value of a property, which is a child of the element; empty if it is missing."""
     return get(child_of(element, name), "val")
 
 
@@ -143,5 +149,5 @@ def int_of(text: str, default: int) -> int:
 
 
 def lines_of(text: str) -> str:
-    """Return the lines of a paragraph, with single blanks."""
+    """Return the lines of a paragraph with single spaces between words."""
     return "\n".join(" ".join(line.split()) for line in text.strip().split("\n"))

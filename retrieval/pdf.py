@@ -17,22 +17,22 @@ from msgspec.structs import replace
 from .layout import Bookmark, Line, Page, add_pages
 from .outline import MAX_HEADING, Outline, Unreadable
 
-FIXED_PITCH, FORCE_BOLD = 1, 1 << 18  # of a font's flags
-NAME = 64  # bytes of a font's name that are looked at
+FIXED_PITCH, FORCE_BOLD = 1, 1 << 18  # flags of a font
+NAME = 64  # bytes read of a font's name
 CODE_FONTS = ("mono", "courier", "consol", "code", "cmtt")
 BOLD_FONTS = ("bold", "black", "heavy", "cmbx")
 WORD = re.compile(r"\S+")
 LABEL = re.compile(r"[•◦▪‣·–*-]|\(?[\dA-Za-z]{1,4}[.)]|\d+(?:\.\d+)+\.?")  # before an item or a heading
-WIDE, NARROW = 1.5, 0.4  # of the size: a gap between two words that separates parts of a line, and a narrow letter
-UPRIGHT = 3  # degrees that a direction may differ from that of the page's edges
-MAX_BOOKMARKS, MAX_NOTES = 10_000, 10_000  # of a document, of a page
+WIDE, NARROW = 1.5, 0.4  # times the size of letters: a gap that cuts a line into parts, and the width of a narrow letter
+UPRIGHT = 3  # degrees by which a line may differ from the direction of the page's edges
+MAX_BOOKMARKS, MAX_NOTES = 10_000, 10_000  # in a document; on a page
 MAX_DAMAGED = 100  # pages in a row
-NOTES = {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP}  # kinds without text
+NOTES = {raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP}  # annotations without text
 UNSEEN = raw.FPDF_ANNOT_FLAG_HIDDEN | raw.FPDF_ANNOT_FLAG_NOVIEW
 FILLED = {raw.FPDF_FORMFIELD_TEXTFIELD, raw.FPDF_FORMFIELD_COMBOBOX, raw.FPDF_FORMFIELD_LISTBOX}
 MEANINGLESS = re.compile(r"[\x00\x01\x03-\x08\x0e-\x1f\x7f-\x9f\ufffd\ue000-\uf8ff]")
 MOST_MEANINGLESS = 0.1  # of a page's letters
-OCR = "a program that recognises text, such as ocrmypdf, makes it readable"
+OCR = "run OCR on it first, for example with ocrmypdf"
 NO_LETTERS = f"its fonts do not say which letters they show: {OCR}"
 
 
@@ -60,7 +60,7 @@ def read_pdf(data: bytes, outline: Outline) -> None:
 
 
 def _bookmarks(document: pdfium.PdfDocument) -> Iterator[Bookmark]:
-    """Yield the entries of the document's own contents that name a page."""
+    """Yield the document's bookmarks that lead to a page."""
     for entry in islice(document.get_toc(), MAX_BOOKMARKS):
         with suppress(UnicodeError):
             title = entry.get_title()
@@ -71,7 +71,7 @@ def _bookmarks(document: pdfium.PdfDocument) -> Iterator[Bookmark]:
 
 
 def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
-    """Yield all pages, and count the ones that cannot be read."""
+    """Yield all pages. A page that cannot be read is counted and yielded empty."""
     damaged = 0
     for number in range(len(document)):
         try:
@@ -90,7 +90,7 @@ def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
 
 
 def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
-    """Return a page, from 0, and the share of its letters that mean nothing. Raises PdfiumError."""
+    """Return a page, and the share of its letters without a meaning. number: from 0. Raises PdfiumError."""
     page = document[number]
     try:
         notes = list(_notes(page, document.formenv)) if raw.FPDFPage_GetAnnotCount(page) > 0 else []
@@ -110,7 +110,7 @@ def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
 
 
 def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
-    """Return the share of letters that mean nothing. PDFium leaves some of them out of the text."""
+    """Return the share of letters without a meaning. PDFium omits some of these from the text."""
     num_hidden = raw.FPDFText_CountChars(page) - _units(text)
     letters = sum(map(len, text.split()))
     return (len(MEANINGLESS.findall(text)) + max(num_hidden, 0)) / max(letters, 1)
@@ -120,11 +120,11 @@ def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
 
 
 Word = tuple[str, int, int]
-"""A word, its place in the text of a page, and its length there."""
+"""A word, its place in the text of a page, and its length there, in UTF-16 units."""
 
 
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
-    """Yield the lines of a page in the order in which they were written, each cut at its wide gaps."""
+    """Yield the lines of a page in the order of writing, each cut at its wide gaps."""
     units = _units(text)
     letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
     words_of = _words if units == len(text) else _words_in_units
@@ -137,12 +137,12 @@ def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
 
 
 def _words(line: str, start: int) -> tuple[list[Word], int]:
-    """Return the words of a line that begins at `start`, and the line's length, for letters of one unit each."""
+    """Return the words of a line that begins at `start`, and the line's length. Each letter must be one UTF-16 unit."""
     return [(match[0], start + match.start(), len(match[0])) for match in WORD.finditer(line)], len(line)
 
 
 def _words_in_units(line: str, start: int) -> tuple[list[Word], int]:
-    """Return the same as `_words`, for letters that may be two units."""
+    """Return the same as `_words`, for letters that may be two UTF-16 units."""
     words: list[Word] = []
     at = end = 0
     for match in WORD.finditer(line):
@@ -159,17 +159,17 @@ def _units(text: str) -> int:
 
 
 class _Letters:
-    """The letters of a page, by their places in its text."""
+    """Sizes, places and fonts of the letters of a page."""
 
     def __init__(self, page: pdfium.PdfTextPage, number: int, is_direct: bool) -> None:
-        """number: of the page. is_direct: letters have the same numbers as in the text, which has all of them."""
+        """number: the page's number, from 1. is_direct: PDFium numbers the letters by their places in the text."""
         self._page, self._number, self._is_direct = page.raw, number, is_direct
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
         self._box, self._matrix = raw.FS_RECTF(), raw.FS_MATRIX()
         self._name, self._flags = ctypes.create_string_buffer(NAME), ctypes.c_int()
 
     def parts(self, words: Sequence[Word]) -> Iterator[Line]:
-        """Yield the parts of a line."""
+        """Yield the parts of a line, given its words."""
         first = self._letter(words[0][1])
         size, angle = self._size_and_angle(first)
         is_code, is_bold = self._font(first)
@@ -186,7 +186,7 @@ class _Letters:
             yield replace(line, text=text, left=left, right=right, base=base)
 
     def _starts(self, words: Sequence[Word], size: float, way: tuple[float, float]) -> Iterator[int]:
-        """Yield the numbers of the words after a wide gap. The end of a word is looked up only if there may be one."""
+        """Yield the indexes of the words after a wide gap. The end of a word is looked up only if a gap is possible."""
         part, before = 0, 0.0
         get, page, x, y = raw.FPDFText_GetCharOrigin, self._page, self._x, self._y
         is_direct, along, up = self._is_direct, *way
@@ -207,13 +207,13 @@ class _Letters:
         return at if self._is_direct else max(raw.FPDFText_GetCharIndexFromTextIndex(self._page, at), 0)
 
     def _origin(self, letter: int, way: tuple[float, float]) -> tuple[float, float]:
-        """Return where a letter begins, along and across the way of writing."""
+        """Return the start of a letter, along and across the direction of writing."""
         raw.FPDFText_GetCharOrigin(self._page, letter, self._x, self._y)
         x, y = self._x.value, self._y.value
         return x * way[0] + y * way[1], y * way[0] - x * way[1]
 
     def _end(self, letter: int, way: tuple[float, float]) -> float:
-        """Return where a letter ends along the way of writing."""
+        """Return the end of a letter along the direction of writing."""
         box = self._box
         raw.FPDFText_GetLooseCharBox(self._page, letter, box)
         x = box.right if way[0] > 0 else box.left
@@ -228,20 +228,20 @@ class _Letters:
         upright = 90 * round(angle / 90)
         angle = upright % 360 if abs(angle - upright) <= UPRIGHT else angle % 360
         size = round(2 * raw.FPDFText_GetFontSize(self._page, letter) * (scale or 1.0)) / 2
-        if size <= 0:  # a font of type 3 may have none
+        if size <= 0:  # a font of type 3 may have no size
             raw.FPDFText_GetLooseCharBox(self._page, letter, self._box)
             size = round(2 * abs(self._box.top - self._box.bottom)) / 2
         return max(size, 0.5), angle
 
     def _font(self, letter: int) -> tuple[bool, bool]:
-        """Return whether a letter is of a font for code, and whether it is bold."""
+        """Return whether a letter has a font for code, and whether it is bold."""
         raw.FPDFText_GetFontInfo(self._page, letter, self._name, NAME, self._flags)
         return _kind(self._name.value, self._flags.value)
 
 
 @lru_cache(maxsize=256)
 def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
-    """Return whether a font is one for code, and whether it is bold."""
+    """Return whether a font is for code, and whether it is bold."""
     font = name.decode("utf-8", "replace").lower()
     is_code = bool(flags & FIXED_PITCH) or any(part in font for part in CODE_FONTS)
     return is_code, bool(flags & FORCE_BOLD) or any(part in font for part in BOLD_FONTS)
@@ -251,7 +251,7 @@ def _kind(name: bytes, flags: int) -> tuple[bool, bool]:
 
 
 def _notes(page: pdfium.PdfPage, form: pdfium.PdfFormEnv | None) -> Iterator[tuple[str, str, raw.FS_RECTF]]:
-    """Yield the name, the text and the place of each field of a form, note and signature that may show something."""
+    """Yield the name, the text and the place of each visible form field, note and signature."""
     for index in range(min(raw.FPDFPage_GetAnnotCount(page), MAX_NOTES)):
         note = raw.FPDFPage_GetAnnot(page, index)
         if not note:
@@ -281,7 +281,7 @@ def _filled(field: object, form: pdfium.PdfFormEnv) -> tuple[str, str]:
 
 
 def _string(get: Callable[..., int]) -> str:
-    """Return a text that PDFium writes into a buffer of UTF-16, with a zero after it."""
+    """Return a text that PDFium writes into a buffer, as UTF-16 with a final zero."""
     size = get(None, 0)
     buffer = (ctypes.c_ushort * (size // 2 + 1))()
     get(buffer, size)
@@ -289,7 +289,7 @@ def _string(get: Callable[..., int]) -> str:
 
 
 def _unshown(notes: Sequence[tuple[str, str, raw.FS_RECTF]], parts: Sequence[Line], number: int) -> Iterator[Line]:
-    """Yield the values and the notes that the page does not show as text, at their places, with their names."""
+    """Yield the values of fields (after their names) and the notes that the page's text lacks, at their places."""
     shown = {word for part in parts for word in WORD.findall(part.text)} if notes else set()
     size = parts[0].size if parts else 10.0
     for name, text, place in notes:

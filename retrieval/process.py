@@ -1,4 +1,4 @@
-"""The child process that reads files, and its messages."""
+"""Starts the child process that reads files, and exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .writing import WriteOutcome
 
 # ---- The lines to the process that reads files, and its answers. --------------------------------------------------------
 
-QUICK = 2.0  # seconds of processor time: a file that takes more is read after all others
-SECONDS, MOST_SECONDS = 10.0, 60.0  # of processor time, for an empty file and a large one; a small one can unpack to much
+QUICK = 2.0  # seconds of processor time: a slower file is read after all other files
+SECONDS, MOST_SECONDS = 10.0, 60.0  # of processor time, for an empty and a large file; a small file can unpack to much
 SECONDS_A_MIB = 10.0  # Word takes 5, text 0.2
 
 
@@ -31,10 +31,12 @@ def seconds_for(size: int) -> float:
 
 
 class ReadTask(msgspec.Struct):
-    """A file to read: see `FoundFile`. known: the file's digest in the index; empty for a new file. tokens: the
-    approximate size of a chunk.
+    """A file to read, with the parts, path and stamp of its `FoundFile`.
 
-    root: as the system names it, maybe not in UTF-8. seconds: the most processor time.
+    root: the path of its folder in the system's encoding, which may not be UTF-8.
+    known: the file's digest in the index; empty for a new file.
+    tokens: the approximate size of a chunk.
+    seconds: the most processor time.
     """
 
     root: bytes
@@ -47,24 +49,24 @@ class ReadTask(msgspec.Struct):
 
 
 class ReadStep(msgspec.Struct, tag="step"):
-    """A line after each batch of chunks."""
+    """The answer after each batch of chunks."""
 
 
 class Stored(msgspec.Struct, tag="stored"):
-    """The last line about a file that was read. num_new, gone: as in `WriteOutcome`."""
+    """The last answer about a file that was read. num_new, gone: as in `WriteOutcome`."""
 
     num_new: int = 0
     gone: list[int] = []
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The last line about a file that cannot be read. reason: why."""
+    """The last answer about a file that cannot be read, with the reason."""
 
     reason: str
 
 
 class Broken(msgspec.Struct, tag="broken"):
-    """The last line about a file that cannot be stored. reason: the database's error."""
+    """The last answer about a file that cannot be stored. reason: the database's error."""
 
     reason: str
 
@@ -73,8 +75,8 @@ Line = ReadStep | Stored | Failed | Broken
 LINES, TASKS = msgspec.json.Decoder(Line), msgspec.json.Decoder(ReadTask)
 
 
-# Not `-m`: a checkout that is not installed is no package for another process. The package `retrieval` stays empty here:
-# reading needs no numpy, which takes a share of the process's memory.
+# `-m` would not find a checkout that is not installed. The package `retrieval` is left empty here, without its
+# `__init__`: reading needs no numpy, which would take a share of the process's memory.
 START = """
 import sys, types, importlib
 for name, path in zip(("slotcache", "slotcache.retrieval"), sys.argv[1:3]):
@@ -86,29 +88,32 @@ ROOM = Path(__file__).parent
 
 
 class SlowError(Unreadable):
-    """A file takes more processor time than its reading may."""
+    """Reading a file takes more processor time than it may."""
 
 
 class EndedError(Exception):
-    """`may_go_on` ended the reading of a file, which stays in the index as it was."""
+    """`may_go_on` stopped the reading of a file. The index keeps the file's earlier state."""
 
 
 class FileReader:
-    """Reads files into an index, one after the other. One thread may use it; any thread may interrupt or close it."""
+    """Reads files into an index, one at a time, in another process.
+
+    One thread may use it; any thread may interrupt or close it.
+    """
 
     def __init__(self, database: Path) -> None:
         self._database = database
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, task: ReadTask, may_go_on: Callable[[], bool]) -> WriteOutcome:
-        """Read and store a file. Raises Unreadable, SlowError, sqlite3.OperationalError; EndedError for `may_go_on`.
+        """Read and store a file. Raises Unreadable, SlowError, EndedError and sqlite3.OperationalError.
 
-        may_go_on: called after each batch of chunks; False ends the process.
+        may_go_on: called after each batch of chunks. False ends the process and raises EndedError.
         """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended between two files, so the next file is not the cause
         process = self._process = self._process or start_module("reader", str(self._database))
-        with suppress(OSError):  # it has ended: there is no answer, then
+        with suppress(OSError):  # it has ended, so the loop below finds no answer
             _pipe(process.stdin).write(msgspec.json.encode(task) + b"\n")
             _pipe(process.stdin).flush()
         while text := _pipe(process.stdout).readline():
@@ -128,12 +133,12 @@ class FileReader:
         raise Unreadable(_crash(process.returncode))
 
     def interrupt(self) -> None:
-        """Kill the process, from any thread. The file that it reads then counts as unreadable."""
+        """Kill the process, from any thread. The current file then counts as unreadable."""
         if process := self._process:
             process.kill()
 
     def close(self) -> None:
-        """End the process. The next file starts another one."""
+        """End the process. The next file starts another process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -141,7 +146,7 @@ class FileReader:
 
 
 def start_module(name: str, *arguments: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Start a process that calls `main` of a module of `retrieval`."""
+    """Start a process that calls `main` of the module `name` of `retrieval`, with these arguments."""
     command = [sys.executable, "-c", START, str(ROOM.parent), str(ROOM), name, *arguments]
     return start_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
 
@@ -152,7 +157,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _crash(code: int) -> str:
-    """Return why a process ended at a file, by its exit code."""
+    """Return the reason why a process ended at a file, by its exit code."""
     match signal_of(code):
         case "":
             return "its reader failed"
@@ -163,5 +168,5 @@ def _crash(code: int) -> str:
 
 
 def signal_of(code: int) -> str:
-    """Return the name of the signal that ended a process, by its exit code; empty if none did."""
+    """Return the name of the signal that ended a process, by its exit code; empty if it ended by itself."""
     return signal.Signals(-code).name if code < 0 else ""

@@ -1,4 +1,4 @@
-"""Search by words and by vectors. The stages of a search fuse both rankings."""
+"""Searches by words and by vectors, and fuses both rankings in stages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .store import Store
 from .words import numbers_within, search_words
 from .writing import StoredChunk
 
-K = 10.0  # the smaller, the more the first ranks count; with the usual 60 fusion was worse than vectors alone
+K = 10.0  # the smaller, the more the first ranks count; with the usual 60, fusion was worse than only vectors
 
 
 def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[tuple[int, float]]:
-    """Return the numbers of weighted rankings in one order, the best first: reciprocal rank fusion (Cormack et al., 2009).
+    """Merge weighted rankings by reciprocal rank fusion (Cormack et al., 2009). Return numbers and scores, best first.
 
-    rankings: numbers, the best first, each with a weight. The scores are between 0 and 1: 1 is the first of all rankings.
+    rankings: each a list of numbers, best first, and its weight. Scores are between 0 and 1. A number that is first in all
+    rankings has score 1.
     """
     scores: defaultdict[int, float] = defaultdict(float)
     full = sum(weight for _, weight in rankings) / (k + 1)
@@ -36,28 +37,30 @@ def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[
     return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
 
 
-# ---- Search by vectors: exact, over all of them. `ann` has another search, for many vectors. ----------------------------
+# ---- Search by vectors: exact, over all vectors. `ann` has a search for many vectors. -----------------------------------
 
 Nearest = list[tuple[int, float]]
-"""The numbers of the chunks nearest to a query, the nearest first, with their cosines."""
+"""The numbers and cosines of the chunks nearest to a query, nearest first."""
 
 
 class VectorSearch(Protocol):
-    """Vectors of chunks, by their numbers."""
+    """A search over the vectors of chunks."""
 
     def __len__(self) -> int: ...
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest chunks so far, again and again, and whether they are final. Arguments as in
-        `VectorIndex.search`."""
+        """Yield the nearest chunks found so far, several times, and whether they are final.
+
+        Arguments as in `VectorIndex.search`.
+        """
         ...
 
 
-SLACK = 1.5  # times the rows in use, when the matrix has to grow
+SLACK = 1.5  # times the rows in use: the new size of a full matrix
 
 
 class VectorIndex:
-    """Vectors by the number of their chunk, in memory, as unit vectors. Safe from several threads."""
+    """Unit vectors in memory, by the number of their chunk. Safe to use from several threads."""
 
     def __init__(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """numbers: (chunks,) int64. vectors: (chunks, width)."""
@@ -87,7 +90,7 @@ class VectorIndex:
         self._numbers, self._vectors = numbers, vectors
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove the vectors of chunks. The last rows take their places."""
+        """Remove the vectors of chunks. The last rows move to the free places."""
         numbers = np.fromiter(numbers, np.int64)
         if not len(numbers):
             return
@@ -120,20 +123,19 @@ class VectorIndex:
         return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the result of `search`, which is final."""
+        """Yield the result of `search` once. It is final."""
         yield self.search(query, limit, only), True
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, width) scaled to length 1, float32. A vector of zeros stays; values that are not finite become
-    0."""
+    """Return vectors (n, width) scaled to length 1, float32. Values that are not finite become 0; zero vectors stay zero."""
     vectors = np.nan_to_num(np.asarray(vectors, np.float32), posinf=0.0, neginf=0.0)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
 
 
 # ---- Search -------------------------------------------------------------------------------------------------------------
-# A search in stages, each better than the one before it: words, then words and vectors, then a reranker's order. If the
+# A search has stages, each better than the stage before: words, then words and vectors, then a reranker's order. If the
 # vectors are searched in groups, there is a provisional stage for each change of the first documents.
 #
 # The first stage takes milliseconds, so that a server can prefill the best documents while the later stages still run.
@@ -141,10 +143,10 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 LEXICAL, PROVISIONAL, FUSED, RERANKED = "lexical", "provisional", "fused", "reranked"
 BY_WORDS, BY_VECTORS = "words", "vectors"
 LEXICAL_WEIGHT, VECTOR_WEIGHT = 1.0, 2.0
-DEPTH = 50  # of each ranking that is fused
+DEPTH = 50  # chunks of each ranking that are fused
 MAX_PATHS = 100
 RERANK_DEPTH = 50  # chunks that a reranker reads
-LEAST_OF_BEST, LEAST_COSINE = 0.5, 0.8  # of the best score by words, and of the best cosine: a hit needs one of them
+LEAST_OF_BEST, LEAST_COSINE = 0.5, 0.8  # of the best word score, and of the best cosine: a hit must reach one of them
 
 EmbedQuery = Callable[[str], Awaitable[np.ndarray]]
 """Turns a query into its vector (width,)."""
@@ -153,14 +155,19 @@ Rerank = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 """Scores texts for a query; a higher score is better."""
 
 Ranks = dict[int, tuple[int, float]]
-"""The rank of chunks, from 1, and their scores, by number, the best first."""
+"""The rank (from 1) and the score of each chunk, by its number, best first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """text: the question. paths: files and folders to search in; empty: all. min_score: hits with a lower score are left
-    out; None leaves out hits that are far worse than the best one, both by words and by vectors. by: words or vectors
-    alone; empty: both.
+    """A question to an index.
+
+    text: the question.
+    top_k: the most hits.
+    paths: files and folders to search in; empty for all.
+    min_score: hits with a lower score are left out. None leaves out hits that are far worse than the best hit, both by
+    words and by vectors.
+    by: `words` or `vectors`, to use only one search; empty for both.
 
     Raises ValueError for a `top_k` below 1 and for too many paths.
     """
@@ -180,12 +187,13 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A chunk that a search found. score: depends on the stage: BM25, then 0 to 1, then the reranker's; a search by
-    vectors alone has cosines.
+    """A chunk that a search found.
 
-    lexical_rank, vector_rank: the chunk's rank, from 1, in the search by words and in the search by vectors; None: not
-    among the first. similarity: the cosine between the chunk and the query. file: the id of a file that a client has
-    attached; empty for a chunk from a folder's index.
+    score: BM25 in the lexical stage, 0 to 1 in fused stages, the reranker's score after it. A search only by vectors has
+    cosines.
+    lexical_rank, vector_rank: the rank, from 1, by words and by vectors; None if the chunk is not in that ranking.
+    similarity: the cosine between the chunk and the query; None if the chunk is not in the ranking by vectors.
+    file: the id of an attached file; empty for a chunk from a folder's index.
     """
 
     chunk: StoredChunk
@@ -203,9 +211,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The hits of a search so far, the best first. name: one of the four stages. is_last: no stage follows.
+    """The hits of a search so far, best first.
 
-    left_out: the number of hits that were left out for their scores.
+    name: one of the four stages.
+    is_last: whether no stage follows.
+    left_out: the number of hits that were left out because of their scores.
     """
 
     name: str
@@ -215,9 +225,9 @@ class Stage:
 
 
 class Search:
-    """Searches an index. Any number of searches may run at once, while the index grows.
+    """Searches an index. Any number of searches may run at once, also while the index grows.
 
-    threads: run the searches; None: the event loop's own threads.
+    threads: the threads that run the searches; None for the event loop's own threads.
     """
 
     def __init__(
@@ -234,7 +244,7 @@ class Search:
         self._embed, self._rerank, self._threads = embed, rerank, threads
 
     async def stages(self, query: Query) -> AsyncIterator[Stage]:
-        """Yield the stages of a search. Without an embedder the first is the last, unless a reranker follows."""
+        """Yield the stages of a search. Without an embedder and a reranker, there is only one stage."""
         run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         embed = self._embed if len(self._vectors) and query.by != BY_WORDS else None
         embedding = asyncio.ensure_future(embed(query.text)) if embed else None
@@ -274,7 +284,7 @@ class Search:
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
-        """Yield the hits whenever the first documents change, and at the end, with true."""
+        """Yield the hits whenever the first documents change, and once more at the end. The flag is true at the end."""
         lexical = [(number, score) for number, (_, score) in by_words.items()]
         shown = _shown(self._near(lexical, query, by_words, {}), query)
         only = self._only(self._paths(query))
@@ -287,7 +297,7 @@ class Search:
                 yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
-        """Return the best of scored chunks as hits: those asked for, and those that a reranker reads."""
+        """Return the best scored chunks as hits, at least as many as the query wants or as a reranker reads."""
         near = self._near(scored, query, by_words, by_vectors)
         kept = {number for number, _ in near}
         num_far = sum(number not in kept for number, _ in scored[: query.top_k])
@@ -305,10 +315,10 @@ class Search:
     def _near(
         self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks
     ) -> Sequence[tuple[int, float]]:
-        """Return the scored chunks that are not far worse than the best one, by words or by vectors.
+        """Return the scored chunks that are not far worse than the best chunk by words, or not by vectors.
 
-        Any folder has a chunk that is nearest to a question, whether it answers it or not. With a reranker or with
-        `min_score`, all are returned.
+        Some chunk is always the nearest to a question, even if no chunk answers it. With a reranker or `min_score`, all
+        chunks are returned.
         """
         if self._rerank or query.min_score is not None:
             return scored
@@ -318,12 +328,12 @@ class Search:
         return [row for row in scored if row[0] in near]
 
     def _paths(self, query: Query) -> Sequence[str]:
-        """Return the paths to search in as the index has them; none: all."""
+        """Return the query's paths in the index; empty for the whole index."""
         paths = [path_in(self._folders, path) for path in query.paths]
         return paths if all(paths) else ()
 
     def _only(self, paths: Sequence[str]) -> np.ndarray | None:
-        """Return the chunks in the paths; None: all."""
+        """Return the numbers of the chunks in the paths; None for all chunks."""
         return np.array(numbers_within(self._store, paths), np.int64) if paths else None
 
 
@@ -331,7 +341,7 @@ class Search:
 class _Found:
     hits: tuple[Hit, ...]
     by_words: Ranks
-    num_far: int = 0  # of the best chunks, those far worse than the first
+    num_far: int = 0  # the first `top_k` chunks that are far worse than the best
 
 
 def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:
@@ -339,7 +349,7 @@ def _ranks(scored: Sequence[tuple[int, float]]) -> Ranks:
 
 
 def _shown(scored: Sequence[tuple[int, float]], query: Query) -> list[int]:
-    """Return the numbers of scored chunks that a stage shows."""
+    """Return the numbers of the scored chunks that a stage contains."""
     return [number for number, score in scored[: query.top_k] if query.min_score is None or score >= query.min_score]
 
 

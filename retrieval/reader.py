@@ -1,8 +1,8 @@
-"""The program of the child process: its limits, the formats, the chunks of a file.
+"""The child process that reads files: its limits, the formats, the chunks of a file.
 
-A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Only this process then ends: its
+A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Then only this process ends: its
 transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are also cut and stored
-here, since in the server's process the engine would wait for the interpreter's lock.
+here. In the server's process, the engine would have to wait for the interpreter's lock meanwhile.
 
 Each line of the input is a `ReadTask`. The answers are a `ReadStep` after each batch of chunks, and the result of the file.
 """
@@ -40,7 +40,7 @@ from .sheets import read_xls, read_xlsx
 from .slides import read_pptx
 from .writing import MOST_VECTORS, StoredFile, connect, put_file, put_stamp
 
-# ---- The formats by the end of a file's name. A file with another end is read as text, if it is text. -------------------
+# ---- The formats by suffix. A file with another suffix is read as text if it is text. -----------------------------------
 
 Format = Callable[[bytes, Outline], None]
 
@@ -50,9 +50,9 @@ def _read_mail(data: bytes, outline: Outline) -> None:
 
 
 def _read_old(format: str) -> Format:
-    """Return a reader of a format that only its own program reads. Files of other formats may have its suffix.
+    """Return a reader that rejects an old format, but reads RTF, HTML or text with the same suffix.
 
-    format: the format to save a file as.
+    format: the format that the error recommends.
     """
 
     def read(data: bytes, outline: Outline) -> None:
@@ -69,7 +69,7 @@ def _read_old(format: str) -> Format:
 
 
 def _refuse(reason: str) -> Format:
-    """Return a reader of a format that is never read."""
+    """Return a reader that rejects every file."""
 
     def read(data: bytes, outline: Outline) -> None:
         raise Unreadable(reason)
@@ -102,16 +102,16 @@ FORMATS: dict[str, Format] = {
     ".numbers": _refuse("it is in a format that is not read: save it as XLSX"),
     **dict.fromkeys(PICTURES, _refuse(f"it is a picture: {OCR}")),
 }
-RECORD_VECTORS = 100  # documents of a log or a table that get a vector: rows are found by their words
+RECORD_VECTORS = 100  # chunks of a log or a table that get a vector: the word search finds all rows
 
 
-BYTES = 3 << 29  # of the process
-BATCH = 64  # chunks of a step
-NICENESS = 12  # the engine computes on the same cores: beside it this process gets about 6 % of one
+BYTES = 3 << 29  # the most memory of the process
+BATCH = 64  # chunks in a step
+NICENESS = 12  # while the engine computes on the same cores, this process gets about 6 % of one core
 
 
 def main(database: str) -> None:
-    """Answer lines until there are no more."""
+    """Answer the tasks on standard input until it ends."""
     _bound_memory()
     if hasattr(os, "nice"):  # not on Windows
         os.nice(NICENESS)
@@ -122,14 +122,14 @@ def main(database: str) -> None:
         try:
             connection = connection or connect(Path(database), creates=False)
             answer = _read(task, connection)
-        except (sqlite3.Error, OSError) as error:  # of the database: `_read` has caught those of the file
+        except (sqlite3.Error, OSError) as error:  # errors of the database: `_read` handles the file's
             answer = Broken(str(error))
         _bound_time(0)
         _write(answer)
 
 
 def _bound_memory() -> None:
-    with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse that of memory
+    with suppress(ImportError, ValueError):  # Windows has no limits; macOS may refuse the memory limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -137,7 +137,7 @@ def _bound_memory() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let a signal end the process after so much more processor time, even within a library; 0: no limit."""
+    """Let a signal end the process after more processor time than this, even inside a library. 0 removes the limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -162,7 +162,7 @@ def _read(task: ReadTask, connection: sqlite3.Connection) -> Line:
         return Failed(f"it takes more than {BYTES >> 20:,} MiB of memory to read")
     except sqlite3.Error:
         raise
-    except Exception as error:  # of another library: the next file is read all the same
+    except Exception as error:  # an error in another library must not stop the next file
         return Failed(f"it cannot be read: {type(error).__name__}: {error}")
 
 
@@ -176,12 +176,12 @@ def _outline(data: bytes, suffix: str) -> Outline:
 
 
 def _read_as(data: bytes, suffix: str, outline: Outline) -> None:
-    """Add a file by the end of its name. Raises Unreadable."""
+    """Add a file with the reader for its suffix. Raises Unreadable."""
     FORMATS.get(suffix, read_text)(data, outline)
 
 
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks, with a step after each batch: if the server has ended, the last step fails before the commit."""
+    """Yield chunks, and report each batch. If the server has ended, a report fails before the commit."""
     chunks = iter(chunks)
     while batch := list(islice(chunks, BATCH)):
         yield from batch

@@ -1,4 +1,4 @@
-"""Sections of RTF."""
+"""Reads RTF documents as headings and blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHARSETS = {
     **{161: "cp1253", 162: "cp1254", 163: "cp1258", 177: "cp1255", 178: "cp1256", 186: "cp1257", 204: "cp1251"},
     **{222: "cp874", 238: "cp1250", 255: "cp437"},
 }
-"""The encodings of fonts, by the numbers of their character sets."""
+"""The encodings of fonts, by character set number."""
 SIGNS = {
     **{"tab": "\t", "line": "\n", "emdash": "—", "endash": "–", "emspace": " ", "enspace": " ", "qmspace": " "},
     **{"lquote": "‘", "rquote": "’", "ldblquote": "“", "rdblquote": "”", "bullet": "•", "page": " ", "lbr": "\n"},
@@ -30,19 +30,25 @@ UNREAD = {
     *("xe", "tc", "shprslt", "ftnsep", "ftnsepc", "aftnsep", "aftnsepc", "private", "generator", "info", "themedata"),
 }
 LEFT_OUT = {"pict": "pictures", "annotation": "comments"}
-"""Groups whose text is left out on purpose, and the kinds under which it is counted."""
+"""Groups whose text is left out on purpose, mapped to the kind under which it is counted."""
 EDGES = {f"{edge}{kind}" for edge in ("header", "footer") for kind in ("", "l", "r", "f")}
 STARRED = {"shpinst", "shptxt", "annotation", "shppict", "listtext", "pntext", "footnote"}
-"""Groups of new versions of the format, which old readers skip. These are read."""
+"""Groups that later versions of RTF added, marked for old readers to skip. This reader reads them."""
 HEADING = re.compile(r"heading (\d)")
 LEVELS = 9
-UTF_8 = 65001  # as Windows numbers it
-MAX_GROUPS = 10_000  # in each other
+UTF_8 = 65001  # the Windows code page of UTF-8
+MAX_GROUPS = 10_000  # nested groups
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state up to the end of a group. kind: the use of its text. skipped: characters to skip after one of Unicode."""
+    """The state of a group.
+
+    kind: what its text is used for; empty for text of the document.
+    codec: the encoding of its font; empty for the default.
+    skipped: fallback characters to skip after each Unicode character.
+    hidden: the kind under which its text is counted if it is left out; empty for visible text.
+    """
 
     kind: str = ""
     codec: str = ""
@@ -52,7 +58,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Paragraph:
-    """The state up to `pard`. level: of a heading, from 1."""
+    """The properties of a paragraph, which `pard` resets. level: the level of a heading, from 1; 0 for text."""
 
     level: int = 0
     is_cell: bool = False
@@ -69,15 +75,15 @@ class _RtfReader:
     def __init__(self, outline: Outline) -> None:
         self._outline = outline
         self._state, self._stack = _State(), [_State()]
-        self._codec = "cp1252"  # of the file
-        self._codecs: dict[int, str] = {}  # of its fonts
-        self._levels: dict[int, int] = {}  # of its styles
+        self._codec = "cp1252"  # the file's encoding
+        self._codecs: dict[int, str] = {}  # encodings of fonts, by number
+        self._levels: dict[int, int] = {}  # heading levels of styles, by number
         self._font = self._default_font = self._style = self._to_skip = 0
         self._is_starred = False
-        self._bytes = bytearray()  # of text in an encoding, which may have several for a letter
-        self._texts: dict[str, list[str]] = {}  # the texts being read, by their kinds
-        self._notes: list[str] = []  # of the paragraph that is being read
-        self._waiting: list[str] = []  # notes to be added after the list or the table
+        self._bytes = bytearray()  # not decoded yet, because a letter may have several bytes
+        self._texts: dict[str, list[str]] = {}  # the current texts, by kind
+        self._notes: list[str] = []  # footnotes of the current paragraph
+        self._waiting: list[str] = []  # notes to add after the list or the table
         self._num_notes = 0
         self._edges: dict[str, None] = {}
         self._paragraph = _Paragraph()
@@ -110,7 +116,7 @@ class _RtfReader:
 
     def _begin(self) -> None:
         if len(self._stack) > MAX_GROUPS:
-            raise Unreadable(f"it has more than {MAX_GROUPS:,} groups in each other")
+            raise Unreadable(f"it has more than {MAX_GROUPS:,} nested groups")
         self._stack.append(self._state)
         self._is_starred = False
 
@@ -121,7 +127,7 @@ class _RtfReader:
             self._end_kind(kind)
 
     def _end_kind(self, kind: str) -> None:
-        """Store the text of a group that is no part of its paragraph."""
+        """Use the text of a finished group that is not part of a paragraph."""
         text = " ".join(self._take(kind).split())
         if kind == "stylesheet":
             if named := HEADING.match(text.lower()):
@@ -141,7 +147,7 @@ class _RtfReader:
             self._outline.leave_out(LEFT_OUT[kind], text)
 
     def _take(self, kind: str) -> str:
-        """Return the text of a kind so far, and begin anew."""
+        """Return the collected text of a kind, and reset it."""
         text = "".join(self._texts.pop(kind, []))
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -208,7 +214,7 @@ class _RtfReader:
             self._add_property(word, 0 if number is None else number)
 
     def _add_property(self, word: str, number: int) -> None:
-        """Apply a property to the letters or the paragraph that follow."""
+        """Apply a property to the following letters or the current paragraph."""
         kind = self._state.kind
         if word == "ansicpg":
             self._codec = codec_of("utf-8" if number == UTF_8 else f"cp{number}") or self._codec
@@ -276,7 +282,7 @@ class _RtfReader:
             self._add_notes()
 
     def _flush(self) -> None:
-        """Add the list or the table that is being read, and the notes after it."""
+        """Add the current list or table, then its notes."""
         if self._cells:
             self._rows.append(BETWEEN_CELLS.join(self._cells).rstrip(BETWEEN_CELLS))
         for lines, head in ((self._rows, "".join(self._rows[:1])), (self._items, "")):

@@ -1,7 +1,7 @@
-"""Sections of spreadsheets: a sheet is a section, and its rows stay rows.
+"""Reads spreadsheets. A sheet is a section, and its rows stay rows.
 
-This module reads Excel's format since 2007 itself, because that is sparse and says how a number is shown. calamine reads
-older formats.
+This module reads Excel's format since 2007 itself, which is sparse and says how a number is displayed. The library
+calamine reads older formats.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .package import MAX_TEXT, OLD_FORMAT, Package, broken_as, child_of, get, in
 
 WORKBOOK = "xl/workbook.xml"
 ZIP = b"PK\x03\x04"
-MAX_GAP = 64  # empty cells in a row that are shown
+MAX_GAP = 64  # bars in place of adjacent empty cells
 LOCKED = "it is encrypted: save it without a password"
-ENCRYPTED = "EncryptedPackage".encode("utf-16-le")  # in a workbook of today's format with a password
+ENCRYPTED = "EncryptedPackage".encode("utf-16-le")  # in an XLSX workbook with a password
 COLUMN = re.compile(r"([A-Z]{1,3})[0-9]*")
 EPOCH, EPOCH_1904 = datetime(1899, 12, 30), datetime(1904, 1, 1)
-LAST_DAY = 2_957_003  # 31 December 9999, from the later epoch on
-PRECISION = 15  # figures of a number
+LAST_DAY = 2_957_003  # 31 December 9999, in days from the later epoch
+PRECISION = 15  # significant digits of a number
 
 Row = Mapping[int, str]
-"""The cells of a row that are not empty, by their columns, in order."""
+"""The texts of the non-empty cells of a row, by column, in order."""
 
 
 # ---- Rows to blocks, for all spreadsheets. ------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ Row = Mapping[int, str]
 
 @dataclass(slots=True)
 class _SheetTable:
-    """Rows under a head. is_open: more may follow."""
+    """Rows under a head. is_open: whether more rows may follow."""
 
     rows: list[Row] = field(default_factory=list)
     head: Row = field(default_factory=dict)
@@ -48,13 +48,16 @@ class _SheetTable:
 
 
 class CellLetters:
-    """Counts the letters of a workbook, and bounds them, since one text can fill a million cells."""
+    """Counts and limits the letters of a workbook, because one text can fill a million cells."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXT
 
     def taken(self, text: str, times: int = 1) -> str:
-        """Return the text of a cell in one line. Raises Unreadable for more than can be read."""
+        """Return the text of a cell in one line, and count it. Raises Unreadable if the workbook has too many letters.
+
+        times: the number of cells with this text.
+        """
         self._left -= (len(text) + 1) * times
         if self._left < 0:
             raise Unreadable(f"its cells have more than {MAX_TEXT >> 20} Mi letters")
@@ -62,9 +65,9 @@ class CellLetters:
 
 
 def add_sheet(outline: Outline, name: str, rows: Iterable[Row]) -> None:
-    """Add a sheet: its name is a heading, and the first row of each table names its columns.
+    """Add a sheet. Its name is a heading, and the first row of each table names the columns.
 
-    After an empty row, a row with words in several cells starts another table; any other row continues the table. A
+    After an empty row, a row of several cells without numbers starts another table. Any other row continues the table. A
     single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
     """
     outline.has_records = True
@@ -115,7 +118,7 @@ def _line(row: Row, places: Mapping[int, int]) -> str:
 def read_xlsx(data: bytes, outline: Outline) -> None:
     """Add the sheets of an Excel workbook. Raises Unreadable."""
     if data.startswith(OLD_FORMAT):
-        read_calamine(data, outline)  # an old workbook under this name, or an encrypted one, which it reports
+        read_calamine(data, outline)  # an old workbook with this suffix, or an encrypted workbook, for which it raises
         return
     with broken_as("an Excel workbook"):
         package = Package(data, [0])
@@ -144,7 +147,7 @@ class _Workbook:
                     element.clear()
 
     def _styles(self) -> Iterator[NumberFormat]:
-        """Yield how each style shows a number."""
+        """Yield the number format of each style."""
         root = self._package.part(self._part("styles"))
         own: dict[int, str] = {}
         for element in root if root is not None else ():
@@ -162,7 +165,7 @@ class _Workbook:
         sheets = child_of(self._root, "sheets")
         for sheet in sheets if sheets is not None else ():
             kind, target = self._relations.get(_id_of(sheet), ("", ""))
-            if kind != "worksheet" or target not in self._package:  # of a chart
+            if kind != "worksheet" or target not in self._package:  # a chart
                 continue
             rows = self._rows(self._package.read(target))
             if get(sheet, "state") in ("hidden", "veryHidden"):
@@ -184,7 +187,7 @@ class _Workbook:
                 self._outline.add_block(_text_of(paragraph))
 
     def _rows(self, data: bytes) -> Iterator[Row]:
-        """Yield the rows of a sheet; one empty row stands for all missing rows between two of them."""
+        """Yield the rows of a sheet. One empty row stands for any number of missing rows."""
         last = 0
         parent: Element | None = None
         for event, element in iterparse(io.BytesIO(data), ("start", "end")):
@@ -211,7 +214,7 @@ class _Workbook:
         return dict(sorted(row.items()))
 
     def _text(self, cell: Element) -> str:
-        """Return a cell as it is shown: of a formula its last result, or the formula if it was never computed."""
+        """Return a cell as Excel displays it. For a formula, that is its last result; without a result, the formula."""
         kind = cell.get("t", "n")
         value = child_of(cell, "v")
         text = (value.text or "") if value is not None else ""
@@ -272,7 +275,7 @@ BUILT_IN = {
     **dict.fromkeys(range(32, 36), "h:mm:ss"),
     48: "0.0E+0",
 }
-"""The formats that have no code in the file. Those of dates and of money depend on the country of the reader."""
+"""Built-in formats, whose codes are not in the file. Excel displays dates and money by the country of the reader."""
 
 TOKEN = re.compile(
     r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|\[\$(?P<money>[^\]-]*)[^\]]*\]|\[(?P<elapsed>[hms]+)\]|\[[^\]]*\]|[_*].'
@@ -283,7 +286,7 @@ TOKEN = re.compile(
 
 
 class NumberFormat:
-    """The code of a format, parsed: a date, a time, or a number with its decimals and the text around it."""
+    """A parsed format code: a date, a time, or a number with its decimals and the text around it."""
 
     def __init__(self, code: str) -> None:
         found = [(match.lastgroup or "", match[match.lastgroup or 0]) for match in TOKEN.finditer(_positive(code))]
@@ -293,7 +296,7 @@ class NumberFormat:
         self._has_clock = bool(kinds & {"clock", "elapsed"})
         self._is_percent, self._is_power = "percent" in kinds, "power" in kinds
         numbers = [text for kind, text in found if kind == "digits"]
-        digits = numbers[0] if len(numbers) == 1 else ""  # several are a fraction, or a number in groups of its own
+        digits = numbers[0] if len(numbers) == 1 else ""  # several are a fraction, or a number with special groups
         self._width = digits.partition(".")[0].count("0")
         self._decimals = min(sum(mark in "0#?" for mark in digits.partition(".")[2]), PRECISION) if digits else None
         self._is_fixed = digits.partition(".")[2].count("0") == self._decimals
@@ -306,7 +309,7 @@ class NumberFormat:
         self._after = "".join(text for kind, text in found[at:] if kind in around)
 
     def shown(self, number: float, epoch: datetime) -> str:
-        """Return a number as the format shows it: dates in one form, other numbers as they are written."""
+        """Return a number as the format displays it. Dates always have the form of ISO 8601."""
         if (self._has_day or self._has_clock) and 0 <= number <= LAST_DAY:
             moment = epoch + timedelta(seconds=round(number * 86400))
             if self._is_elapsed or (number < 1 and not self._has_day):
@@ -327,7 +330,7 @@ class NumberFormat:
 
 
 def _positive(code: str) -> str:
-    """Return the section of a format for positive numbers: up to a semicolon that is not quoted."""
+    """Return the section of a format for positive numbers, which ends at a semicolon that is not quoted."""
     for match in TOKEN.finditer(code):
         if match["other"] == ";":
             return code[: match.start()]
@@ -335,7 +338,7 @@ def _positive(code: str) -> str:
 
 
 def plain(number: float) -> str:
-    """Return a number that has no format, rounded so that the error of its last binary digit does not show."""
+    """Return a number without a format, rounded so that binary rounding errors do not show."""
     return f"{number:.{PRECISION}g}"
 
 
@@ -369,7 +372,7 @@ def shown(value: object) -> str:
 
 
 def read_xls(data: bytes, outline: Outline) -> None:
-    """Add the sheets of an old Excel workbook, or what other programs write under its name: HTML, or rows of text."""
+    """Add the sheets of an old Excel workbook, or HTML or rows of text, which other programs write under its suffix."""
     if data.startswith((OLD_FORMAT, ZIP)):
         read_calamine(data, outline)
     elif (text := decode(data, label_of(data))).lstrip()[:1] == "<":

@@ -1,4 +1,4 @@
-"""Sections of PowerPoint's slides. A slide's title is a heading, and its number is the page."""
+"""Reads PowerPoint presentations. A slide's title is a heading, and the slide's number is the page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .package import DRAWN, OLD_FORMAT, Package, broken_as, child_of, get, int_o
 PRESENTATION = "ppt/presentation.xml"
 TITLES = {"title", "ctrTitle"}
 EDGES = {"ftr": "running_heads", "hdr": "running_heads", "dt": "running_heads", "sldNum": "page_numbers"}
-"""Placeholders that each slide repeats, and the kinds under which their text is counted."""
+"""Placeholders that every slide repeats, mapped to the kind under which their text is counted."""
 BULLETS = {"buChar", "buAutoNum", "buBlip"}
-COMMENTS = {"comments", "comment"}  # kinds of relations
+COMMENTS = {"comments", "comment"}  # relations of a slide to its comments
 MAX_LEVEL = 8
 
 
@@ -74,7 +74,7 @@ class _Slide:
                     self._outline.add_block("\n".join(lines), self._number, has_lines=True)
 
     def _add_paragraphs(self, body: Element) -> None:
-        """Add a text: its items as one list, if there are several."""
+        """Add the paragraphs of a shape. Several paragraphs become one list."""
         found = [(_level(paragraph), _text_of(paragraph)) for paragraph in body if tag_of(paragraph) == "p"]
         found = [(level, text) for level, text in found if text.strip()]
         if len(found) == 1:
@@ -94,7 +94,7 @@ class _Slide:
 
 
 def _shapes(root: Element) -> Iterator[Element]:
-    """Yield the shapes of a slide in their order, also those in groups; of several versions of a shape, the first."""
+    """Yield the shapes of a slide in order, including grouped shapes. Only the first version of a shape is used."""
     waiting = [root]
     while waiting:
         element = waiting.pop()
@@ -108,7 +108,7 @@ def _shapes(root: Element) -> Iterator[Element]:
 
 
 def _placeholder(shape: Element) -> str:
-    """Return the placeholder of the layout that a shape fills; empty if it fills none."""
+    """Return the kind of placeholder that a shape fills in the layout; empty if it fills none."""
     about = next((element for element in shape[:1] for element in element.iter() if tag_of(element) == "ph"), None)
     return (get(about, "type") or "body") if about is not None else ""
 
@@ -118,7 +118,7 @@ def _rows(table: Element) -> Iterator[Element]:
 
 
 def _level(paragraph: Element) -> int | None:
-    """Return the level of an item, from 0; None for a paragraph that has no bullet."""
+    """Return the level of a list item, from 0; None for a paragraph without a bullet."""
     about = child_of(paragraph, "pPr")
     kinds = {tag_of(element) for element in about} if about is not None else set()
     level = min(max(int_of(get(about, "lvl"), 0), 0), MAX_LEVEL)

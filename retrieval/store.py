@@ -1,6 +1,6 @@
-"""Reads the database of the index, and counts the uses of chunks.
+"""Reads the database of an index, and counts the uses of chunks.
 
-The index is whole after a kill: it has either the earlier or the present state of each file.
+The index survives a kill of the process: of each file, it has either the earlier or the new state.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .writing import READABLE, SCHEMA, TABLES, VIOLATIONS, Place, StoredChunk, S
 FILES = """
     select path, hash, state, reason, count(place.chunk), count(vector.chunk), size, mtime_ns, ctime_ns, by_words, left_out
     from file left join place on place.file = file.id left join vector on vector.chunk = place.chunk"""
-SAMPLE = 1000  # chunks that show the language of all
-NEWEST = 20  # files, and chunks of each, whose headings are looked at
-MOST_LETTERS = 80  # of a heading for a first question
+SAMPLE = 1000  # chunks that show the language of all chunks
+NEWEST = 20  # newest files, and chunks of each, whose headings may become first questions
+MOST_LETTERS = 80  # letters of a heading that is used as a first question
 LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
@@ -42,12 +42,15 @@ class FilePart(NamedTuple):
 class Store:
     """The SQLite file. One thread may write files and vectors; any thread may read at the same time.
 
-    A file that is damaged, or of another version or origin, is emptied, since the index can be made again. num_chunks:
-    in the index.
+    A file that is damaged, or of another version or origin, is emptied, because the index can be rebuilt.
+
+    num_chunks: the number of chunks in the index.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
-        """origin: of `chunks` and of `vectors`, as text; with another origin they are made anew. None: only to read."""
+        """Open the file. origin: how `chunks` and `vectors` are made, as text. Chunks or vectors of another origin are
+        removed. None opens the file only for reading.
+        """
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
         self._open()
@@ -60,7 +63,7 @@ class Store:
             self._prepare(self._origin)
         except sqlite3.DatabaseError as error:
             if self._origin is None or isinstance(error, sqlite3.OperationalError):
-                raise  # locked, or the disk is full: nothing is wrong with the file
+                raise  # it is locked, or the disk is full; the file itself is sound
             _remove(path)
             self._writer = writing.connect(path)
             self._prepare(self._origin)
@@ -70,11 +73,11 @@ class Store:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file was removed, or another one put in its place: all writes here would be lost."""
+        """Whether the file was removed or replaced by another file, so that all writes would be lost."""
         return _identity(self.path) != self._file
 
     def reopen(self) -> None:
-        """Open the file that is at the path now. If there is none, an empty file is made."""
+        """Open the file that is now at the path. If there is none, an empty index is created."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -115,7 +118,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reads in one transaction. All reads see one state, whatever another thread writes."""
+        """Lend the connection for reads in one transaction. All reads see the same state while another thread writes."""
         with self._reading:
             self._reader.execute("begin")
             try:
@@ -142,19 +145,19 @@ class Store:
                 self._writer.execute("detach database old")
 
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
-        """Call `write`, which lets another process write. Return the numbers of the chunks that are in no file any more."""
+        """Call `write`, with which another process writes. Return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(write())
 
     # ---- files -----------------------------------------------------------------------------------------------------
 
     def put_file(self, file: StoredFile, chunks: Iterable[Chunk] = ()) -> list[int]:
-        """Store a file with all its chunks in order; return the numbers of the chunks that are in no file any more."""
+        """Store a file with all its chunks in order. Return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(writing.put_file(self._writer, file, chunks))
 
     def remove_files(self, paths: Iterable[str]) -> list[int]:
-        """Remove files; return the numbers of the chunks that are in no file any more."""
+        """Remove files. Return the numbers of the chunks that are in no file any more."""
         with self._writing:
             return self._count(writing.remove_files(self._writer, paths))
 
@@ -163,7 +166,7 @@ class Store:
         return written.gone
 
     def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
-        """Return files by path, sorted by path. after: only later paths. limit: the most files; -1: all."""
+        """Return files by path, sorted by path. after: return only paths after this one. limit: the most files; -1: all."""
         with self.reading() as connection:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
@@ -175,13 +178,13 @@ class Store:
 
     @property
     def num_not_read(self) -> int:
-        """The number of files that could not be read, or were not opened."""
+        """The number of files that failed or were skipped."""
         with self.reading() as connection:
             (count,) = connection.execute("select count(*) from file where state != 'indexed'").fetchone()
         return count
 
     def digest(self, path: str) -> str:
-        """Return the digest of a file that was read; empty for any other path."""
+        """Return the digest of a file in the index; empty for an unknown path."""
         with self.reading() as connection:
             row = connection.execute("select hash from file where path = ?", (path,)).fetchone()
         return row[0] if row else ""
@@ -190,15 +193,14 @@ class Store:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the chunks, in which words were stemmed; empty in an index that was made without languages."""
+        """The languages of the chunks; empty in an index of an older version, which has no languages."""
         with self.reading() as connection:
             if not connection.execute("select 1 from sqlite_master where name = 'language'").fetchone():
                 return []
             return [name for (name,) in connection.execute("select name from language")]
 
     def share_in(self, language: str) -> float:
-        """Return the share of the chunks in a language, as a sample from all over the index shows; 0 if the index is
-        empty."""
+        """Return the share of the chunks in a language, by a sample from the whole index; 0 if the index is empty."""
         numbers = np.sort(self.all_numbers())
         some = numbers[:: max(len(numbers) // SAMPLE, 1)].tolist()
         with self.reading() as connection:
@@ -208,13 +210,13 @@ class Store:
 
     @property
     def num_by_words(self) -> int:
-        """The number of chunks that get no vector, and are found by words alone."""
+        """The number of chunks that get no vector. Only the word search finds them."""
         with self.reading() as connection:
             (count,) = connection.execute("select count(*) from chunk where not is_embedded").fetchone()
         return count
 
     def chunks(self, numbers: Iterable[int]) -> dict[int, StoredChunk]:
-        """Return chunks with their places, by number, without chunks that are gone."""
+        """Return chunks with their places, by number. Removed chunks are missing."""
         found: dict[int, StoredChunk] = {}
         with self.reading() as connection:
             for number in numbers:
@@ -224,12 +226,12 @@ class Store:
         return found
 
     def numbers(self, id: str) -> list[int]:
-        """Return the numbers of the chunks with an id: one or none; more only if their hashes have equal first digits."""
+        """Return the numbers of the chunks with an id. Several chunks share an id only if their hashes begin equally."""
         with self.reading() as connection:
             return [number for (number,) in connection.execute("select number from chunk where id = ?", (id,))]
 
     def numbers_at(self, path: str, first: int, last: int) -> list[int]:
-        """Return the chunks of a file from the place `first` to `last`, both included, in their order."""
+        """Return the numbers of the chunks of a file from place `first` to place `last`, both included, in order."""
         query = """
             select chunk from place join file on file.id = place.file
             where path = ? and number between ? and ? order by number"""
@@ -237,7 +239,7 @@ class Store:
             return [number for (number,) in connection.execute(query, (path, first, last))]
 
     def parts(self, path: str, first: int, last: int) -> list[FilePart]:
-        """Return the text of a file from the place `first` to `last`, both included, in their order."""
+        """Return the parts of a file from place `first` to place `last`, both included, in order."""
         query = """
             select title, text, page, start, stop from place
             join file on file.id = place.file join chunk on chunk.number = place.chunk
@@ -248,7 +250,7 @@ class Store:
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
     def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that need a vector. after: as for `vectors`."""
+        """Return number, title, text and tokens of the next chunks that need a vector. after: as in `vectors`."""
         query = """
             select number, title, text, tokens from chunk
             where number > ? and is_embedded and not exists (select 1 from vector where chunk = number)
@@ -263,9 +265,10 @@ class Store:
             connection.executemany("insert or replace into vector values (?, ?)", rows)
 
     def vectors(self, after: int = 0, limit: int = -1) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers (chunks,) int64 of all chunks with a vector, and the vectors (chunks, width), float16.
+        """Return the numbers (chunks,) int64 of chunks with a vector, and the vectors (chunks, width), float16.
 
-        after: only chunks with higher numbers. limit: the most chunks, those with the lowest numbers; -1: all.
+        after: return only chunks with higher numbers.
+        limit: the most chunks, lowest numbers first; -1 for all.
         """
         query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:
@@ -274,20 +277,20 @@ class Store:
         return np.array([row[0] for row in rows], np.int64), vectors.reshape(len(rows), -1 if rows else 0)
 
     def vectors_of(self, embedder: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return all vectors, as `vectors` does, if this embedder made them; otherwise none."""
+        """Return all vectors, as `vectors` does, if this embedder made them; otherwise empty arrays."""
         with self.reading() as connection:
             (known,) = connection.execute("select value from origin where name = 'vectors'").fetchone() or ("",)
         return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
-        """Return the numbers (chunks,) int64 of all chunks, in any order. They come from SQLite's index, which is faster
-        than the rows."""
+        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite reads them from an index, not from the
+        rows, which is faster."""
         with self.reading() as connection:
             return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
 
     @property
     def clusters(self) -> str:
-        """The record of the file with the clusters of the vectors; empty if there is none."""
+        """The record of the cluster file (`ClusterFile` as JSON); empty if there is none."""
         with self.reading() as connection:
             row = connection.execute("select value from origin where name = 'clusters'").fetchone()
         return row[0] if row else ""
@@ -298,7 +301,7 @@ class Store:
             connection.execute("insert or replace into origin values ('clusters', ?)", (known,))
 
     def check(self) -> None:
-        """Raise AssertionError if the index is not whole."""
+        """Raise AssertionError if the index is inconsistent."""
         with self.reading() as connection:
             assert connection.execute("pragma integrity_check").fetchall() == [("ok",)]
             for violation, query in VIOLATIONS.items():
@@ -308,7 +311,7 @@ class Store:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return the identity of a file, which differs for another file at the same path; None if there is no file."""
+    """Return the identity of the file at a path, to notice that another file replaces it; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -328,21 +331,21 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
     return tuple(Place(*row) for row in connection.execute(query, (number,)))
 
 
-# ---- An index of another form, which answers until a new one is made. ----------------------------------------------------
+# ---- An old index, which answers until the new index is complete. -------------------------------------------------------
 
 
 def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
-    """Return the index that answers until the one at `path` has read all files; None if the one at `path` answers itself.
+    """Return the old index, which answers until the index at `path` has read all files; None if there is no old index.
 
-    An index of an older version, or of other chunks, moves to a file beside `path`, where the next start finds it as
-    well. If that file is there already, it is whole. The index at `path` was then started later and is not complete, so
-    it is removed.
+    An index of an older version or with other chunks is moved to a file beside `path`, where the next start finds it too.
+    If that file already exists, it is complete, and the index at `path` is a later one that was never completed. Then the
+    index at `path` is removed.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
         if aside.exists():
             _remove(path)
-        elif path.with_name(f"{path.name}-wal").exists():  # the journal: another process has it open
+        elif path.with_name(f"{path.name}-wal").exists():  # there is a journal, so another process has the index open
             _copy(path, aside)
         else:
             path.replace(aside)
@@ -358,7 +361,7 @@ def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy an index, whole or not at all. The file itself stays in place, to be emptied there."""
+    """Copy an index completely or not at all. The file stays in its place, where it is emptied later."""
     part = to.with_suffix(".part")
     part.unlink(missing_ok=True)
     with closing(writing.connect(path)) as source, closing(writing.connect(part)) as copy:
@@ -367,7 +370,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
-    """Whether a file is an index with chunks, of another form than a new one, that can still be searched."""
+    """Whether a file is an index that can be searched, but is of another version or has other chunks than a new index."""
     try:
         with closing(writing.connect(path)) as connection:
             (version,) = connection.execute("pragma user_version").fetchone()
@@ -377,14 +380,14 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError:
-        return False  # it is damaged, and made anew
+        return False  # it is damaged, and will be rebuilt
     return version != writing.VERSION or known.get("chunks") != origin["chunks"]
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Copy the vectors and the uses of equal texts from an old index, and remove its file.
+    """Copy the vectors and use counts of equal texts from an old index, and remove its file.
 
-    If the file is gone, another process has done so, and nothing is done.
+    If the file is gone, another process has already done this.
     """
     if not old.path.exists():
         return
@@ -396,15 +399,18 @@ def take_over(store: Store, old: Store) -> None:
             where now.name = 'vectors' and now.value = before.value)"""
     uses = f"insert or ignore into popularity select new.number, uses {same} old.popularity as p on p.chunk = known.number"
     store.attach(old.path, (vectors, uses))
-    with suppress(OSError):  # Windows removes no open file: the next start does this again
+    with suppress(OSError):  # Windows cannot remove an open file; the next start does this again
         _remove(old.path)
 
 
-# ---- The chunks that questions ask for most, and those that the next question may ask for. ------------------------------
+# ---- The most used chunks, and the chunks that the next question may need. ----------------------------------------------
 
 
 def count_uses(store: Store, uses: Mapping[str, int]) -> None:
-    """Add uses of chunks. uses: by the chunks' ids; chunks that are gone are skipped. Waits while a file is written."""
+    """Add to the use counts of chunks. Waits while a file is written.
+
+    uses: the number of new uses, by the chunks' ids. Unknown ids are skipped.
+    """
     query = """
         insert into popularity select number, ? from chunk where id = ?
         on conflict(chunk) do update set uses = uses + excluded.uses"""
@@ -413,8 +419,7 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
 
 
 def headings(store: Store, limit: int) -> list[str]:
-    """Return headings for a first question, each once: titles of the files changed last, then headings within these
-    files."""
+    """Return different headings for first questions: titles of the files changed last, then headings inside these files."""
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
     of_file = """
         select title from place join chunk on chunk.number = place.chunk
@@ -432,9 +437,9 @@ def _is_specific(heading: str) -> bool:
 
 
 def likeliest(store: Store, most_tokens: int) -> list[int]:
-    """Return the numbers of the chunks that are likeliest to be used next, up to `most_tokens` estimated tokens.
+    """Return the numbers of the chunks that the next questions most likely need, up to `most_tokens` estimated tokens.
 
-    Chunks with the most uses come first, then chunks of the files changed last, in the order of the file.
+    Chunks with the most uses come first, then the chunks of the files changed last, in their order in the file.
     """
     chosen: dict[int, None] = {}
     for number, tokens in _by_likelihood(store):
@@ -446,7 +451,7 @@ def likeliest(store: Store, most_tokens: int) -> list[int]:
 
 
 def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
-    """Yield numbers and tokens, some of them twice. Reads one file at a time, so that a search waits for no more."""
+    """Yield numbers and tokens of chunks, some twice. Files are read one at a time, so that a search waits only for one."""
     popular = "select number, tokens from popularity join chunk on number = chunk order by uses desc, number"
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path"
     of_file = """

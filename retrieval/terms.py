@@ -1,7 +1,6 @@
-"""The terms by which texts are found. Words are folded and stemmed by language; a script without spaces is cut into
-letters.
+"""The terms of the word search. Words are folded and stemmed by language. Scripts without spaces are cut into letters.
 
-Texts in the index (`terms_of`) and questions (`sought`) are folded by the same functions.
+Texts of the index (`terms_of`) and questions (`sought`) are folded by the same functions.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import Stemmer
 
 # ---- Words. A mark belongs to its letter; `C++` and `C#` are words. -----------------------------------------------------
 
-HAVE_MARKS = (*range(0x300, 0x3100), *range(0xA66F, 0xABEF), *range(0xFB1E, 0xFE30))  # Han and Hangul have none
+HAVE_MARKS = (*range(0x300, 0x3100), *range(0xA66F, 0xABEF), *range(0xFB1E, 0xFE30))  # Han and Hangul have no marks
 ALL_MARKS = [code for code in HAVE_MARKS if category(chr(code))[0] == "M"]
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """Return characters as a class of a pattern has them; as ranges they are compiled in half of the time."""
+    """Return characters as ranges for a pattern's character class. Ranges compile in half of the time."""
     given = set(codes)
     starts = sorted(code for code in given if code - 1 not in given)
     stops = sorted(code for code in given if code + 1 not in given)
@@ -30,14 +29,14 @@ def _ranges(codes: Iterable[int]) -> str:
 
 MARKS = _ranges(ALL_MARKS)
 INVISIBLE = "\u00ad\u034f\u061c\u0640\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff"
-"""Letters that are not seen, and the Arabic one that only lengthens a line."""
+"""Invisible characters, and the Arabic character that only stretches a word."""
 
 UNSPACED = (
     "\u3005\u3007\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
     "\u1100-\u11ff\u3130-\u318f\ua960-\ua97f\uac00-\ud7ff"
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
 )
-"""Han and Kana, Hangul, then Thai, Lao, Burmese and Khmer: scripts whose words have no ends that a program sees."""
+"""Han and Kana, Hangul, then Thai, Lao, Burmese and Khmer: scripts without clear ends of words."""
 
 WORD = re.compile(rf"[\w{MARKS}{INVISIBLE}]+(?:\+\+|#(?![^\W\d]))?")
 RUN = re.compile(rf"[{UNSPACED}][{UNSPACED}{MARKS}]*")
@@ -45,15 +44,15 @@ LETTER = re.compile(rf".[{MARKS}]*", re.S)
 MANY_MARKS = re.compile(rf"([{MARKS}]{{8}})[{MARKS}]+")
 
 
-SIGN_OF_NAME = re.compile(r"[+#](?<=\w.)(?![A-Za-z_])")  # as in `C++`: the sign first, then the character before it
+SIGN_OF_NAME = re.compile(r"[+#](?<=\w.)(?![A-Za-z_])")  # as in `C++`; the sign is looked for first, as it is rare
 SPACED = bytes(code if chr(code).isalnum() or code == ord("_") else ord(" ") for code in range(128)) + bytes(128)
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text as they are written, in one form of Unicode (NFKC)."""
+    """Return the words of a text as they are written, in the Unicode form NFKC."""
     if text.isascii() and not SIGN_OF_NAME.search(text):
         return text.encode().translate(SPACED).decode().split()  # the same words in a third of the time
-    return WORD.findall(normalize("NFKC", MANY_MARKS.sub(r"\1", text)))  # its time is quadratic in one letter's marks
+    return WORD.findall(normalize("NFKC", MANY_MARKS.sub(r"\1", text)))  # quadratic in one letter's marks
 
 
 # ---- Folding: letters without case and without marks. -------------------------------------------------------------------
@@ -68,11 +67,11 @@ PLAIN = str.maketrans(
     | {"ک": "ك", "ی": "ي", "ى": "ي", "ٱ": "ا"}
 )
 UNMARKED = frozenset(map(chr, PLAIN))
-"""Letters that have no mark by Unicode, as they are typed without it; and those of Persian as Arabic's."""
+"""Letters whose mark Unicode does not separate, such as ø, and Persian letters, which are folded to Arabic letters."""
 
 
 def fold(word: str) -> str:
-    """Return the form of a word that is compared with other words.
+    """Return a word without case and marks, as it is compared with other words.
 
     >>> [fold(word) for word in ("Straße", "ÅNGSTRÖM", "İstanbul", "Łódź", "ёлка", "Ώρα", "בְּרֵאשִׁית", "हिन्दी")]
     ['strasse', 'angstrom', 'istanbul', 'lodz', 'елка', 'ωρα', 'בראשית', 'हिन्दी']
@@ -93,20 +92,19 @@ STEMS = {
     **{"no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian", "ru": "russian", "sv": "swedish"},
     "tr": "turkish",
 }
-"""Snowball's names of languages, by their codes. A text in any other one has no stems."""
+"""Snowball's names of languages, by their codes. Texts in other languages are not stemmed."""
 
-STEMMER = f"PyStemmer {Stemmer.version()}"  # another one makes other terms
-MOST_LETTERS = 64  # of a word that is stemmed
+STEMMER = f"PyStemmer {Stemmer.version()}"  # another version may give other terms
+MOST_LETTERS = 64  # longer words are not stemmed
 IDENTIFIER = re.compile(r"\d|[a-zß-öø-ÿ][A-Z]")  # it has a digit, or a capital after a small letter
 
 _stemmer = cache(lambda language: Stemmer.Stemmer(STEMS[language], 0))
 
 
 def stems(word: str, language: str) -> dict[str, None]:
-    """Return the stem of a word with its accents, and the stem of the word without accents. Most words have one stem for
-    both.
+    """Return the stem of a word with its accents, and its stem without accents. Most words have only one stem.
 
-    A stem ends with a mark of its language (none for English), so that it finds no word of another language.
+    A stem ends with a mark of its language (none for English), so that it matches no word of another language.
 
     >>> [*stems("informações", "pt")], [*stems("Haus", "de")], [*stems("getUsers", "en")], [*stems("Users", "en")]
     (['inform+pt', 'informaco+pt'], ['haus+de'], ['getusers'], ['user'])
@@ -123,12 +121,12 @@ def stems(word: str, language: str) -> dict[str, None]:
 
 
 def _mark(language: str) -> str:
-    """Return the suffix of a language's stems, which no word has; none for English."""
+    """Return the mark at the end of a language's stems, which no word has; empty for English."""
     return f"+{language}" if language != "en" else ""
 
 
 def parts_of(word: str) -> tuple[str, list[str]]:
-    """Return an identifier, folded as a whole, and the words in it. For any other word the identifier is empty.
+    """Return an identifier as one folded term, and the words in it. For other words, the identifier is empty.
 
     >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
     (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
@@ -139,13 +137,13 @@ def parts_of(word: str) -> tuple[str, list[str]]:
     return whole, parts if not end or len(name) > 1 else []
 
 
-# ---- Both sides: the terms of a text, and what is sought. ---------------------------------------------------------------
+# ---- Both sides: the terms of texts and of questions. -------------------------------------------------------------------
 
-MOST_KNOWN, MOST_KEPT = 100_000, 32  # words of a language whose terms are remembered, and letters of such a word
+MOST_KNOWN, MOST_KEPT = 100_000, 32  # words of a language whose terms are cached, and letters of such a word
 
 
 class _Known(dict[str, str]):
-    """The terms of each word of a language, with spaces between them."""
+    """A cache of the terms of a language's words. The terms of a word have spaces between them."""
 
     def __init__(self, language: str) -> None:
         self.language = language
@@ -154,7 +152,7 @@ class _Known(dict[str, str]):
     def __missing__(self, word: str) -> str:
         is_plain = len(word) <= MOST_KEPT and word.isalpha() and word[1:].islower()
         if is_plain and word.isascii():
-            found = self._stem(word.lower()) + self._mark  # as `_terms` has it, for most words
+            found = self._stem(word.lower()) + self._mark  # the same as `_terms`, but faster
         elif is_plain and not RUN.search(word):
             found = " ".join(stems(word, self.language))
         else:
@@ -180,7 +178,7 @@ _known = cache(_Known)
 
 
 def terms_of(words: Iterable[str], language: str) -> str:
-    """Return the terms of a text's words for the index, with spaces between them. language: of the text; may be empty.
+    """Return the terms of a text's words for the index, with spaces between them. language: empty if it is unknown.
 
     >>> terms_of(words_of("東京のC++ libraries, max_connections."), "en")
     '東 京 の c++ librari max_connections max connect'
@@ -189,10 +187,11 @@ def terms_of(words: Iterable[str], language: str) -> str:
 
 
 def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """Yield lists of terms and phrases for a word of a question. A text matches if it has one entry of each list.
+    """Yield lists of terms and phrases for a word of a question. The entries of a list are spellings of the same word.
 
-    languages: those of the texts in the index. In a script without spaces, each pair of neighbouring letters is a
-    phrase.
+    In a script without spaces, each pair of neighbouring letters is a phrase.
+
+    languages: the languages of the texts in the index.
 
     >>> list(sought("東京都", [])), list(sought("ragとは", [])), list(sought("月", []))
     ([['東 京'], ['京 都']], [['rag'], ['と は']], [['月']])
@@ -216,7 +215,7 @@ def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _runs(word: str) -> Iterator[tuple[str, bool]]:
-    """Yield the runs of letters of a word, and whether their script has no spaces."""
+    """Cut a word where its script changes. Yield each part, and whether its script has no spaces."""
     at = 0
     for run in RUN.finditer(word):
         if run.start() > at:

@@ -1,5 +1,4 @@
-"""Search by words. SQLite's FTS5 finds the chunks, and BM25 ranks them by their own words and by the words of their
-files."""
+"""Searches by words. SQLite's FTS5 finds the chunks. BM25 ranks them, with a share of the file's score."""
 
 from __future__ import annotations
 
@@ -16,22 +15,23 @@ from .languages import WORDS, language_of
 from .store import Store
 from .terms import fold, sought, words_of
 
-# ---- The telling words of a question. -----------------------------------------------------------------------------------
+# ---- The words to search for in a question. -----------------------------------------------------------------------------
 
-MAX_LETTERS, MAX_WORDS = 8192, 64  # of a query, from its end: a long message asks its question last
+MAX_LETTERS, MAX_WORDS = 8192, 64  # read from the end of a query: a long message has its question last
 
 
 @cache
 def _frequent(language: str) -> frozenset[str]:
-    """Return the frequent words of a language, folded; none for one that is not known."""
+    """Return the frequent words of a language, folded; empty for an unknown language."""
     return frozenset(map(fold, WORDS.get(language, "").split()))
 
 
 def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """Return the words of a question that are worth searching for. Each is a list of spellings, one of which is enough.
-    languages: those of the searched texts.
+    """Return the words of a question to search for, each as a tuple of spellings. A text matches by any spelling.
 
     Frequent words of the question's language are left out: a search is six times as fast without them, and finds as much.
+
+    languages: the languages of the searched texts.
     """
     words = list(dict.fromkeys(reversed(words_of(text[-MAX_LETTERS:]))))
     frequent = _frequent(language_of([word.lower() for word in words], languages))
@@ -41,8 +41,10 @@ def words_sought(text: str, languages: Sequence[str] = ()) -> list[tuple[str, ..
 
 
 def fts_query(words: Iterable[Sequence[str]]) -> str:
-    """Return a query of FTS5 for any spelling of any word; empty without words. All spellings are quoted, so that none
-    is an operator."""
+    """Return an FTS5 query that matches any spelling of any word; empty without words.
+
+    All spellings are quoted, so that FTS5 takes none for an operator.
+    """
     return " OR ".join(dict.fromkeys(f'"{one}"' for spellings in words for one in spellings))
 
 
@@ -54,21 +56,20 @@ WITHIN = """(
         select file.id from json_each(:paths) as asked join file on file.path = asked.value
         union select file.id from json_each(:paths) as asked
             join file on file.path > asked.value || '/' and file.path < asked.value || '0'))"""
-"""The chunks in files and folders: by ranges of the paths, as 0 follows the slash."""
+"""The chunks in files and folders. A folder is a range of paths: in ASCII, `0` follows the slash."""
 
 
 def search_words(store: Store, query: str, limit: int, paths: Sequence[str] = ()) -> list[tuple[int, float]]:
-    """Return the numbers of chunks that have words of the query, the best first, with their scores. A higher score is
-    better.
+    """Return the numbers and scores of the chunks with words of the query, best first. A higher score is better.
 
-    paths: files and folders to search in; empty: all.
+    paths: files and folders to search in; empty for all.
     """
     words = words_sought(query, store.languages)
     match = fts_query(words)
     if not match:
         return []
     score = f"-bm25(words, {TITLE_WEIGHT}, 1.0) as score"
-    # The plus keeps SQLite from looking up each chunk by itself, which takes as many searches as there are chunks.
+    # The plus keeps SQLite from searching once for each chunk in the paths.
     condition = f"and +rowid in {WITHIN}" if paths else ""
     statement = (
         f"select rowid, {score} from words where words match :match {condition} order by score desc, rowid limit :limit"
@@ -96,33 +97,33 @@ def _json(paths: Sequence[str]) -> str:
 
 
 def _has_terms(connection: sqlite3.Connection) -> bool:
-    """Whether the terms of texts can be made as this index has them: not for an index of an older version."""
+    """Whether the index has terms by language, as the scores need them. An index of an older version has not."""
     query = "select 1 from sqlite_master where name = 'told' and instr(sql, 'terms(text, language)')"
     return connection.execute(query).fetchone() is not None
 
 
 def _text(connection: sqlite3.Connection, number: int) -> tuple[str, str, int]:
-    """Return the terms of a chunk's title, those of its text, and its first file."""
+    """Return the terms of a chunk's title, the terms of its text, and the chunk's first file."""
     query = "select title, text, (select min(file) from place where chunk = number) from told where number = ?"
     (row,) = connection.execute(query, (number,)).fetchall()
     return row
 
 
-# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of the file's score. ------------------------------------------
-# FTS5's own BM25 has a fixed `b`, counts each spelling of a word as a word, and gives nothing for a word that half of the
-# documents have.
+# ---- Scores: BM25 (Robertson, Zaragoza, 2009), and a share of the file's score. -----------------------------------------
+# FTS5's own BM25 has a fixed `b`, counts each spelling as a different word, and gives no score for a word that half of
+# the documents have.
 
 K1, B = 1.2, 0.4
-FILE_WEIGHT, OF_FILE = 0.2, 3  # of the mean score of a file's best chunks, and their number
+FILE_WEIGHT, OF_FILE = 0.2, 3  # the weight of a file's score, and the number of its best chunks that make the score
 
 
 class _Statistics:
-    """How frequent words are in the index, and how long its chunks are."""
+    """The frequencies of words in the index, and the lengths of chunks."""
 
     def __init__(self, connection: sqlite3.Connection, words: Sequence[tuple[str, ...]]) -> None:
         (averages,) = connection.execute("select block from words_data where id = 1").fetchone()
         self._num_chunks, *sizes = _numbers(averages)
-        self._usual = max(sum(sizes) / max(self._num_chunks, 1), 1)  # terms of a chunk
+        self._usual = max(sum(sizes) / max(self._num_chunks, 1), 1)  # the mean number of terms of a chunk
         count = "select count(*) from words where words match ?"
         self._words = [
             (spellings, self._rarity(*connection.execute(count, (fts_query([spellings]),)).fetchone()))
@@ -130,11 +131,11 @@ class _Statistics:
         ]
 
     def _rarity(self, num_with: int) -> float:
-        """Return the weight of a word that so many chunks have: above 0, even if all have it."""
+        """Return the weight of a word that `num_with` chunks have. It is above 0 even if all chunks have the word."""
         return math.log(1 + (self._num_chunks - num_with + 0.5) / (num_with + 0.5))
 
     def score(self, title: str, text: str) -> float:
-        """Return BM25 of a chunk by the terms of its title, which count twice, and those of its text."""
+        """Return the BM25 score of a chunk, by its terms. Terms of the title count twice."""
         in_title, in_text = _Terms(title), _Terms(text)
         length = K1 * (1 - B + B * (in_title.size + in_text.size) / self._usual)
         counts = (TITLE_WEIGHT * in_title.count(one) + in_text.count(one) for one, _ in self._words)
@@ -144,7 +145,7 @@ class _Statistics:
 
 
 class _Terms:
-    """The terms of a text, to be counted."""
+    """Counts the terms of a text."""
 
     def __init__(self, terms: str) -> None:
         each = terms.split(" ")
@@ -152,12 +153,12 @@ class _Terms:
         self._counts, self._text = Counter(each), f" {'  '.join(each)} "
 
     def count(self, spellings: Sequence[str]) -> int:
-        """Return how often a word occurs, in any of its spellings: terms, or phrases of them."""
+        """Return how often a word occurs in any of its spellings. A spelling is a term, or a phrase of several terms."""
         return sum(self._text.count(f" {one.replace(' ', '  ')} ") if " " in one else self._counts[one] for one in spellings)
 
 
 def _numbers(data: bytes) -> list[int]:
-    """Return numbers that SQLite has written with 7 bits in a byte, and the eighth set if more bytes follow."""
+    """Decode SQLite's numbers of variable length: 7 bits a byte, and the eighth bit is set if more bytes follow."""
     found, number = [], 0
     for byte in data:
         number = number << 7 | byte & 127
@@ -168,7 +169,7 @@ def _numbers(data: bytes) -> list[int]:
 
 
 def _with_files(scores: Sequence[float], files: Sequence[int]) -> list[float]:
-    """Return scores with a share of the file's score added: of two similar chunks, the one in the better file wins."""
+    """Add a share of each file's score to its chunks' scores. Of two similar chunks, the chunk in the better file wins."""
     of_file: defaultdict[int, list[float]] = defaultdict(list)
     for file, score in zip(files, scores, strict=True):
         of_file[file].append(score)

@@ -25,11 +25,14 @@ INDEXED, FAILED, SKIPPED = "indexed", "failed", "skipped"  # states of a file
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in the index. state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened). reason:
-    why it failed or was skipped.
+    """A file in the index.
 
-    digest: of the file's bytes. num_chunks, num_vectors: the file's chunks, and how many have a vector. num_by_words:
-    chunks that get no vector. left_out: letters that are in no chunk on purpose, by kind.
+    digest: the hash of the file's bytes.
+    state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened).
+    reason: why the file failed or was skipped.
+    num_chunks, num_vectors: the file's chunks, and how many of them have a vector.
+    num_by_words: the file's chunks that get no vector. Only the word search finds them.
+    left_out: letters that are left out of the chunks on purpose, by kind.
     """
 
     path: str
@@ -45,7 +48,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a chunk: the file's path, the chunk's number in the file, and page, start and stop as in `Chunk`."""
+    """A place of a chunk: the file's path, the chunk's number in the file, and page, start and stop as in `Chunk`."""
 
     path: str
     number: int
@@ -56,7 +59,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk in the index. number: of its row. id: of its content. places: where its text is, maybe in several files."""
+    """A chunk in the index.
+
+    number: the number of its row.
+    id: the id of its content, as in `Chunk`.
+    places: all places with this text, possibly in several files.
+    """
 
     number: int
     id: str
@@ -66,12 +74,12 @@ class StoredChunk:
     places: tuple[Place, ...]
 
 
-# ---- The tables of the index, and the rules that hold in each whole index. ----------------------------------------------
+# ---- The tables of the index, and the rules that every consistent index keeps. ------------------------------------------
 
 VERSION = 6
-"""Of the tables and of their content: readers, chunks, terms. An index of another version is made anew from the files."""
+"""The version of the tables and of their content (readers, chunks, terms). An index of another version is rebuilt."""
 
-READABLE = range(3, VERSION + 1)  # versions that can still be searched, while the new index is made
+READABLE = range(3, VERSION + 1)  # versions that can still be searched while the new index is built
 
 SCHEMA = (
     "create table origin(name text primary key, value text not null) without rowid",
@@ -84,20 +92,20 @@ SCHEMA = (
         text text not null, tokens integer not null, language text not null, is_embedded integer not null)""",
     "create index chunk_id on chunk(id)",
     "create index chunk_by_words on chunk(number) where not is_embedded",
-    "create table language(name text primary key) without rowid",  # of the chunks, also of those that are gone
+    "create table language(name text primary key) without rowid",  # languages of all chunks, including removed chunks
     """create table place(
         file integer not null, number integer not null, chunk integer not null, page integer, start integer not null,
         stop integer not null, primary key (file, number)) without rowid""",
     "create index place_chunk on place(chunk)",
     "create table vector(chunk integer primary key, x blob not null)",
     "create table popularity(chunk integer primary key, uses integer not null)",
-    # `terms` is a function of each connection.
+    # `terms` is a function that `connect` defines for each connection.
     "create view told as select number, terms(title, language) as title, terms(text, language) as text from chunk",
-    # Not contentless: deleting from that needs SQLite 3.43. No trigger adds to it: a statement with a trigger is a
-    # savepoint, where FTS5 writes out what it has, and a chunk takes a third more time.
+    # The table is not contentless, because deleting from a contentless table needs SQLite 3.43. Rows are added without a
+    # trigger: a statement with a trigger opens a savepoint, at which FTS5 flushes, and a chunk takes a third more time.
     """create virtual table words using fts5(
         title, text, content='told', content_rowid='number', tokenize="ascii tokenchars '+#_'")""",
-    # Each file is a transaction: with the usual four, FTS5 merges the same words again and again.
+    # Each file is one transaction. With the default automerge of 4, FTS5 would merge the same words again and again.
     "insert into words(words, rank) values ('automerge', 8)",
     """create trigger chunk_removed after delete on chunk begin
         insert into words(words, rowid, title, text)
@@ -132,10 +140,10 @@ class WriteOutcome(NamedTuple):
 
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
-    """Open the database for any thread. Only the file's owner can read it. creates: make the file if there is none."""
+    """Open the database for use by any thread. Only the file's owner can read it. creates: create a missing file."""
     if not path.exists():
-        # Never a file that is there: closing it would end all locks of this process on it (POSIX), and the next process
-        # that closes the file would take itself for the last one, and remove its journal.
+        # Only for a missing file. Closing an existing file would end all POSIX locks of this process on it. The next
+        # process that closes the database would then take itself for the last one, and remove the journal.
         os.close(os.open(path, os.O_CREAT * creates | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
@@ -163,14 +171,15 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("commit")
 
 
-MOST_VECTORS = 4000  # of a file, the first ones: 4 MiB of text
+MOST_VECTORS = 4000  # vectors of a file, for its first chunks: 4 MiB of text
 
 
 def put_file(
     connection: sqlite3.Connection, file: StoredFile, chunks: Iterable[Chunk] = (), most_vectors: int = MOST_VECTORS
 ) -> WriteOutcome:
-    """Store a file with all its chunks in order. most_vectors: most chunks of a file that get a vector; words find the
-    others as well.
+    """Store a file with all its chunks in order.
+
+    most_vectors: the number of chunks that get a vector. The word search finds later chunks too.
     """
     with transaction(connection):
         row, before = _put_row(connection, file)
@@ -181,7 +190,7 @@ def put_file(
             words = words_of(document.text)
             if (
                 found := language_of(words, before=language or "en") or language
-            ) != language:  # a short chunk is in the language of the chunk before
+            ) != language:  # a chunk too short to tell has the language of the chunk before it
                 language = found
                 connection.execute("insert or ignore into language values (?)", (language,))
             chunk_number, is_new = _put_chunk(connection, document, words, (chunk.tokens, language, number <= most_vectors))
@@ -210,7 +219,7 @@ def remove_files(connection: sqlite3.Connection, paths: Iterable[str]) -> WriteO
 
 
 def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:
-    """Store a file without its places; return its row, and the chunks it had."""
+    """Store a file without its places. Return its row, and the chunks that it had before."""
     stamp = file.stamp
     row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
     before = _take_places(connection, row[0]) if row else []
@@ -227,14 +236,14 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
 
 
 def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
-    """Remove the places of a file; return its chunks."""
+    """Remove the places of a file. Return the chunks at these places."""
     numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
     connection.execute("delete from place where file = ?", (file,))
     return numbers
 
 
 def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> list[int]:
-    """Remove the given chunks that are in no file, and return them."""
+    """Remove the given chunks unless a file contains them. Return the removed chunks."""
     query = "delete from chunk where number = ? and not exists (select 1 from place where place.chunk = chunk.number)"
     return [number for number in numbers if connection.execute(query, (number,)).rowcount]
 
@@ -242,9 +251,10 @@ def _remove_orphans(connection: sqlite3.Connection, numbers: Iterable[int]) -> l
 def _put_chunk(
     connection: sqlite3.Connection, document: Document, words: list[str], about: tuple[int, str, bool]
 ) -> tuple[int, bool]:
-    """Return the number of a chunk, and whether it is new: it is stored once, however many files have it.
+    """Return the number of a chunk, and whether the chunk is new. Equal chunks of several files are stored once.
 
-    words: of its text. about: its tokens, its language, and whether it gets a vector.
+    words: the words of its text.
+    about: its number of tokens, its language, and whether it gets a vector.
     """
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:

@@ -1,6 +1,4 @@
-"""Scores of answers: their words compared with the expected words, the documents that they cite, and how sure a difference
-is.
-"""
+"""Scores answers by their words and citations, and tests whether a difference of two ways is significant."""
 
 from __future__ import annotations
 
@@ -18,32 +16,32 @@ from ...server.search.retrieve import BRACKETS, NAME
 ID_LIKE = re.compile(r"[0-9a-f]{6,}")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
-ROUNDS = 2000  # samples of conversations
-NARROW, FEWEST = 0.05, 20  # nats a token, conversations: docs/benchmarks.md has the rule
+ROUNDS = 2000  # samples of the bootstrap
+NARROW, FEWEST = 0.05, 20  # nats per token; conversations: docs/benchmarks.md explains the rule
 
 
 def words(text: str) -> list[str]:
-    """Return the words of an answer as SQuAD's metrics count them: without case, articles, punctuation and cited ids."""
+    """Return the words of an answer as in SQuAD's metrics, without case, articles and punctuation, and without cited ids."""
     plain = BRACKETS.sub(lambda found: " " if cited(found[0]) else found[0], text)
     return ARTICLES.sub(" ", plain.casefold().translate(PUNCTUATION)).split()
 
 
 def token_f1(answer: str, expected: str) -> float:
-    """Return the harmonic mean of precision and recall of an answer's words; 1 if both answers are empty."""
+    """Return the F1 score of an answer's words (the harmonic mean of precision and recall); 1 if both answers are empty."""
     ours, theirs = words(answer), words(expected)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * common / (len(ours) + len(theirs)) if ours or theirs else 1.0
 
 
 def cited(answer: str) -> list[str]:
-    """Return the texts in an answer's brackets that look like ids of documents, each once, in order."""
+    """Return the texts in an answer's brackets that look like ids of documents, in order and without repetition."""
     names = (name for bracket in BRACKETS.finditer(answer) for name in NAME.findall(bracket[1]))
     return list(dict.fromkeys(name for name in names if ID_LIKE.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A mean difference and its 95 % interval. conversations, turns: how many it is computed from."""
+    """A mean difference and its 95 % interval. conversations, turns: the numbers of compared conversations and turns."""
 
     mean: float
     low: float
@@ -66,10 +64,10 @@ class Effect:
 
 
 def bootstrap(conversations: Sequence[Sequence[tuple[float, float]]], seed: int = 0) -> Effect:
-    """Return the mean over all turns, and its interval over resampled conversations.
+    """Return the mean over all turns, and its interval by resampling conversations.
 
-    A turn is a sum and the number of its items, such as the tokens of an answer. Conversations without a turn do not count.
-    With fewer than two conversations there is no interval.
+    conversations: the turns of each conversation. A turn is a sum and its number of items, such as an answer's tokens.
+    Conversations without turns do not count. With fewer than two conversations, there is no interval.
     """
     groups = [turns for turns in conversations if turns]
     num_turns = sum(map(len, groups))

@@ -1,4 +1,4 @@
-"""Conversations over documents with their expected answers: MT-RAG's, and generated conversations."""
+"""Provides conversations over documents with expected answers: MT-RAG's, and generated conversations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ...ordering.document import Document, parse_documents
 from ..report import BenchError
 from ..trace import Query, mtrag, prose
 
-TURNS = 4  # of a made-up conversation: a place each
-FILLER = 40  # words of a made-up document that say nothing
+TURNS = 4  # turns of a generated conversation, each about another place
+FILLER = 40  # meaningless words in a generated document
 PLACES = ("Bar Cor Dun Fel Gar Hol Kel Mer Nor Tal", "ba le mi ro sa", "dor ley nd rick ton")
 PEOPLE = (
     "Anna Boris Clara David Edith Felix Greta Henry Irene Jacob",
@@ -25,8 +25,10 @@ PEOPLE = (
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTurn:
-    """documents: the most relevant first. right: the ids of documents with the answer, as people or the generator marked
-    them.
+    """A question with its expected answer.
+
+    documents: the documents for the question, most relevant first.
+    right: the ids of the documents with the answer, as marked by people or by the generator.
     """
 
     question: str
@@ -44,7 +46,7 @@ class AnsweredTalk:
 
 
 def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
-    """Yield MT-RAG's conversations with a retriever's documents for each turn. Raises BenchError without the data."""
+    """Yield MT-RAG's conversations with a retriever's documents for each turn. Raises BenchError if data is missing."""
     folder = data / "mtrag_retrieved" if (data / "mtrag_retrieved").is_dir() else data
     try:
         queries, rows = mtrag(folder, k=k), (folder / "tasks.jsonl").read_text("utf-8").splitlines()
@@ -69,11 +71,11 @@ def of_mtrag(data: Path, k: int) -> Iterator[AnsweredTalk]:
 
 
 def made_up(k: int, seed: int) -> Iterator[AnsweredTalk]:
-    """Yield generated conversations without end. Their turns ask alternately for a fact of one document and of two
-    documents.
+    """Yield generated conversations without end.
 
-    Of the two, one names the mayor of a place, and the other says where the mayor was born. Each conversation has its own
-    places and people. Turns share the documents that they do not need.
+    Turns ask alternately for a fact in one document and for a fact that needs two. The first document names the mayor of a
+    place; the second says where the mayor was born. Each conversation has its own places and people. A turn also gets
+    documents that only other turns of the conversation need.
     """
     for number in count():
         rng = random.Random(f"answers {seed} {number}")
@@ -100,7 +102,7 @@ def made_up(k: int, seed: int) -> Iterator[AnsweredTalk]:
 
 
 def _drawn(rng: random.Random, size: int, parts: tuple[str, ...], between: str) -> list[str]:
-    """Return different names made of parts."""
+    """Return `size` different names, each a random choice from every part."""
     names: dict[str, None] = {}
     while len(names) < size:
         names[between.join(rng.choice(part.split()) for part in parts)] = None

@@ -1,8 +1,8 @@
-"""The effect of reuse on answers: a model in this process gets the documents of a turn in several ways.
+"""Measures the effect of reuse on answers. A model in this process gets the documents of a turn in several ways.
 
-The server's own builder makes the prompts, and its scheduler orders, reuses and computes. This module takes the steps, to
-read a given answer token by token. Before each turn the cache gets the documents in another order, drawn by a seed. Each
-conversation starts with an empty cache, so that points do not depend on each other.
+The server's own builder makes the prompts, and its scheduler orders documents and reuses KV. This module runs the steps, so
+that it can score an expected answer token by token. Before each turn, the documents are cached in another order, which is
+drawn by a seed. Each conversation starts with an empty cache, so that points do not depend on each other.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from ..trace import SYSTEM_PROMPT
 from .answer_scores import Effect, bootstrap, cited, token_f1, words
 from .answered_talks import AnsweredTalk, made_up, of_mtrag
 
-LONGEST, MOST = 4096, 64  # tokens: of a prompt with its answer, of a greedy answer
+LONGEST, MOST = 4096, 64  # most tokens of a prompt with its answer, and of a greedy answer
 BASE, MTRAG, MADE_UP = "retrieval order", "MT-RAG", "made-up"
 _text = partial(Fixed, label="the hints", ends=False)
 
-# ---- The ways to show documents: fields of requests; a change of the prompt, where no request can ask for it. -----------
+# ---- The ways to show documents: request fields, or a change of the prompt if there is no field for it. -----------------
 
 Show = Callable[[DocumentSet, Sequence[str], Tokenize], tuple[list[Part], list[Part]]]
-"""Takes documents with their order, all ids of the turn in rank, and a tokeniser; returns the parts in the documents' place,
-and the parts after the question."""
+"""Takes documents with their order, all ids of the turn by rank, and a tokeniser. Returns the parts in place of the
+documents, and the parts after the question."""
 
 
 def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
@@ -65,7 +65,11 @@ def _as_served(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokeniz
 
 
 def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, after: bool = False) -> Show:
-    """Return a function that shows documents with a hint. write: makes it from the ids in order, and in rank."""
+    """Return a function that shows documents with a hint.
+
+    write: makes the hint from the ids in prompt order, and by rank.
+    after: whether the hint is after the question.
+    """
 
     def show(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
         text = write([documents.documents[at].id for at in documents.order or ()], ranking)
@@ -76,7 +80,7 @@ def _hinted(write: Callable[[Sequence[str], Sequence[str]], str], *, after: bool
 
 
 def _priority(order: Sequence[str], ranking: Sequence[str]) -> str:
-    """Name all documents, as RAGBoost does (5.3)."""
+    """Return a hint that names all documents by rank, as in RAGBoost (5.3)."""
     if list(order) == list(ranking):
         return ""
     named = " > ".join(f"[{id}]" for id in ranking)
@@ -88,7 +92,7 @@ def _silent(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) 
 
 
 def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize) -> tuple[list[Part], list[Part]]:
-    """Show a reference to a repeated document in the document's place."""
+    """Show documents by rank. In place of a repeated document, there is a reference to it."""
     shown: list[Part] = []
     ranks = {document.id: at for at, document in enumerate(documents.documents)}
     for id in ranking:
@@ -102,10 +106,13 @@ def _located(documents: DocumentSet, ranking: Sequence[str], tokenize: Tokenize)
 
 @dataclass(frozen=True, slots=True)
 class ShownWay:
-    """A way to show documents. fields: of the request. show: changes the prompt. than: the way to compare with, which
-    differs only in the subject of this way.
+    """A way to show documents.
 
-    best_last: the most relevant document is the last one, whatever the order of the others. bare: without documents.
+    fields: the fields of the request.
+    show: changes the prompt.
+    than: the way to compare it with, which differs in only one respect.
+    best_last: whether the most relevant document is the last one.
+    bare: whether there are no documents.
     """
 
     name: str
@@ -134,11 +141,11 @@ WAYS = (
     ShownWay("separate", {"documents_attention": "separate", "dedup": "off"}),
 )
 
-# ---- Answers of a model ---------------------------------------------------------------------------------------------------
+# ---- Answers of a model -------------------------------------------------------------------------------------------------
 
 
 class Recorder(Sampler):
-    """A sampler that chooses the expected tokens, and adds up the logarithms of their probabilities."""
+    """A sampler that chooses the expected tokens, and adds up their log-probabilities."""
 
     def __init__(self, model: Model, expected: np.ndarray) -> None:
         super().__init__(model, GREEDY)
@@ -151,7 +158,11 @@ class Recorder(Sampler):
 
 
 class Answerer:
-    """Answers the turns of conversations. service: loaded, its engine not started. most: tokens of a greedy answer."""
+    """Answers the turns of conversations.
+
+    service: a loaded service whose engine is not started.
+    most: the most tokens of a greedy answer.
+    """
 
     def __init__(self, service: Service, most: int, seed: int) -> None:
         self._service, self._most, self._seed = service, most, seed
@@ -163,8 +174,9 @@ class Answerer:
         self._tokenize: Tokenize = partial(service.builder.tokens, "")
 
     def fitting(self, talk: AnsweredTalk, longest: int) -> AnsweredTalk:
-        """Return a conversation's turns before the first one of `longest` tokens or more, answer included, in retrieval
-        order.
+        """Return the turns before the first turn that is too long: `longest` tokens or more, including its answer.
+
+        The length is measured in retrieval order.
         """
         for at, turn in enumerate(talk.turns):
             try:
@@ -176,7 +188,7 @@ class Answerer:
         return talk
 
     def measure(self, way: ShownWay, talk: AnsweredTalk) -> list[dict[str, Any]]:
-        """Return the figures of each turn of a conversation. The history shows earlier turns in the same way."""
+        """Return the figures of each turn of a conversation. Earlier turns in the history are shown in the same way."""
         scope, orders, rows = Scope.shared(f"{way.name} {talk.name}"), list[Sequence[int]](), list[dict[str, Any]]()
         for at in range(len(talk.turns)):
             asked = self._prompt(way, talk, at)
@@ -187,7 +199,7 @@ class Answerer:
         return rows
 
     def _order(self, prompt: ChatPrompt, scope: Scope, seed: str) -> Sequence[int]:
-        """Cache the last documents of a prompt in a drawn order. Return the order in which the server then puts them."""
+        """Cache the last documents of a prompt in a random order. Return the order that the server then chooses."""
         at, last = [(at, part) for at, part in enumerate(prompt.parts) if isinstance(part, DocumentSet)][-1]
         if last.documents:
             drawn = replace(last, order=_drawn(seed, last), hint=None, location=NO_TOKENS)
@@ -196,7 +208,7 @@ class Answerer:
         return [last.keys.index(document.key) for document in placed[len(placed) - len(last.keys) :]]
 
     def _prompt(self, way: ShownWay, talk: AnsweredTalk, at: int) -> ChatPrompt:
-        """Return the prompt of a turn as the server makes it."""
+        """Return the prompt of a turn, as the server builds it."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": f"{SYSTEM_PROMPT} {ASK_FOR_IDS}"}]
         for turn in talk.turns[: at + 1]:
             given = [{"id": one.id, "text": one.text, "title": one.title} for one in turn.documents]
@@ -207,7 +219,9 @@ class Answerer:
         return self._service.builder.chat(convert({"messages": messages[:-1], **way.fields, **more}, ChatRequest)).prompt
 
     def _shown(self, way: ShownWay, asked: ChatPrompt, talk: AnsweredTalk, orders: Sequence[Sequence[int]]) -> ChatPrompt:
-        """Return a prompt with its documents as the way shows them. orders: of its sets; one without stays as it is."""
+        """Return a prompt with its documents shown in a way. orders: the orders of its first sets of documents. Later sets
+        stay as they are.
+        """
         parts, moved, number = list[Part](), list[Part](), 0
         for part in asked.parts:
             if isinstance(part, Fixed):
@@ -222,7 +236,7 @@ class Answerer:
         return type(asked)(parts)
 
     def _answered(self, prompt: ChatPrompt, talk: AnsweredTalk, at: int, scope: Scope) -> dict[str, Any]:
-        """Answer a prompt greedily, then compute the expected answer after the prompt. Return the figures."""
+        """Answer a prompt greedily, then score the expected answer. Return the figures."""
         turn, expected = talk.turns[at], self._model.tokenize(talk.turns[at].answer)
         job, tokens, ttft = self._compute(prompt, scope, Sampler(self._model, GREEDY), self._most)
         recorder = Recorder(self._model, expected)
@@ -245,7 +259,7 @@ class Answerer:
         }
 
     def _compute(self, prompt: ChatPrompt, scope: Scope, sampler: Sampler, limit: int) -> tuple[Job, list[int], float]:
-        """Compute a prompt and up to `limit` tokens of its answer. Also return the seconds to the first token.
+        """Compute a prompt and up to `limit` tokens of its answer. Return the job, the tokens, and the seconds to the first.
 
         Raises BenchError if there is no room for the prompt.
         """
@@ -272,7 +286,7 @@ class Answerer:
 
 
 def _drawn(seed: str, documents: DocumentSet) -> tuple[int, ...]:
-    """Return a random order that differs from the rank, if there is one. Documents that must be last stay last."""
+    """Return a random order that differs from the rank, if possible. Documents that must be last stay last."""
     size = len(documents.documents)
     movable = range(size - documents.keep_last)
     rng, order = random.Random(seed), list(movable)
@@ -281,31 +295,31 @@ def _drawn(seed: str, documents: DocumentSet) -> tuple[int, ...]:
     return (*order, *range(len(movable), size))
 
 
-# ---- The scenario ---------------------------------------------------------------------------------------------------------
+# ---- The scenario -------------------------------------------------------------------------------------------------------
 
 Figures = dict[str, list[dict[str, Any]]]  # of turns, by conversation
 Rows = dict[str, Figures]  # by way
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench answers`."""
+    """Add the options of `slotcache bench answers`."""
     add = parser.add_argument
-    add("-m", "--model", type=Path, required=True, help="GGUF that was trained: random weights have no answers")
-    add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help="folder of MT-RAG; without it, made-up turns alone")
+    add("-m", "--model", type=Path, required=True, help="a trained GGUF, since random weights give no answers")
+    add("--data", type=Path, default=os.environ.get(DATA_VARIABLE), help="MT-RAG's folder; without it, only generated turns")
     every = ",".join(way.name for way in WAYS)
-    add("--ways", default=every, help="some of %(default)s, beside those that they are compared with (default: all)")
-    add("--turns", type=int, default=0, help="of each kind, rounded up to whole conversations; 0: all, of made-up ones 160")
+    add("--ways", default=every, help="some of %(default)s; the ways to compare them with are added (default: all)")
+    add("--turns", type=int, default=0, help="turns of each kind, in whole conversations; 0: all, or 160 generated ones")
     add("-k", type=int, default=4, help="documents of a turn (default: %(default)s)")
     add("--longest", type=int, default=LONGEST, help="tokens of a turn; a conversation ends there (default: %(default)s)")
-    add("-n", "--max-tokens", type=int, default=MOST, help="of a greedy answer (default: %(default)s)")
-    add("--out", type=Path, default=Path("answers"), help="folder of points; what is there stays (default: %(default)s)")
+    add("-n", "--max-tokens", type=int, default=MOST, help="tokens of a greedy answer (default: %(default)s)")
+    add("--out", type=Path, default=Path("answers"), help="folder of points, which are measured once (default: %(default)s)")
     add("--seed", type=int, default=0)
-    add("-t", "--threads", type=int, default=0, help="0: one for each fast core")
+    add("-t", "--threads", type=int, default=0, help="threads; 0: one for each fast core")
     add("-ngl", "--gpu-layers", type=int, default=-1, help="layers on the GPU; -1: as many as fit")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points that the folder does not have. Return a table for each kind of turns, with a row for each way."""
+    """Measure the points that the folder does not have yet. Return a table for each kind of turns, with a row per way."""
     ways = _ways(args.ways)
     kept = Points(args.out / "answers.jsonl", machine.describe)
     shape = {"ctx_size": 2 * args.longest, "threads": args.threads, "gpu_layers": args.gpu_layers}
@@ -334,7 +348,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _ways(names: str) -> list[ShownWay]:
-    """Return the ways of these names, and the ways to compare them with. Raises BenchError."""
+    """Return the ways with these names, and the ways to compare them with. Raises BenchError."""
     known = {way.name: way for way in WAYS}
     asked = [name.strip() for name in names.split(",")]
     if wrong := [name for name in asked if name not in known]:
@@ -366,8 +380,10 @@ def _measured(answerer: Answerer, ways: Sequence[ShownWay], kind: str, kept: Poi
 
 
 def effect(ours: Figures, theirs: Figures, name: str, per: str = "") -> Effect:
-    """Compare two ways over the turns in which their prompts differ. name: the figure to compare. per: the figure that
-    counts its items; empty: one item a turn.
+    """Compare two ways over the turns in which their prompts differ.
+
+    name: the figure to compare.
+    per: the figure with its number of items; empty: each turn is one item.
     """
     return bootstrap(
         [
@@ -390,7 +406,7 @@ def _compared(rows: Rows, way: str, than: str) -> tuple[Cell, ...]:
 
 
 def ways_table(title: str, rows: Rows, ways: Sequence[ShownWay]) -> Table:
-    """Return a row for each way: its figures over all turns, and its difference from retrieval order."""
+    """Return a table with a row for each way: its figures over all turns, and its difference from retrieval order."""
     columns = ("way", "log-likelihood", "F1", "exact", "cited, given, right", "reused %", "TTFT p50 ms", *COMPARED)
     lines: list[tuple[Cell, ...]] = []
     for way in ways:

@@ -1,4 +1,4 @@
-"""Questions from a folder's headings: each heading is removed from the text, and has to find its section."""
+"""Makes questions from a folder's headings. A heading is removed from the text; as a question, it must find its section."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ...retrieval.reader import FORMATS, read_text
 from ...retrieval.store import Store
 from ...retrieval.writing import StoredFile
 
-LEAST_WORDS, LEAST_LETTERS = 3, 250  # of a heading, and of the text below it
-NO_QUESTION = re.compile(r"[()`<>=]|^.{120}")  # in a heading that is code, or a paragraph
+LEAST_WORDS, LEAST_LETTERS = 3, 250  # words of a heading, and letters of the text below it
+NO_QUESTION = re.compile(r"[()`<>=]|^.{120}")  # matches headings that are code or a paragraph
 NUMBER = re.compile(r"^[\d.]+\s+")
-MOST_OF_FILE, MOST_RELEVANT = 8, 8  # questions, and chunks of one
+MOST_OF_FILE, MOST_RELEVANT = 8, 8  # questions of a file, and relevant chunks of a question
 TAKEN = "Section"  # replaces a heading that became a question
 STOP = frozenset(WORDS["en"].split())
-START = 60  # letters of a block or of a chunk by which the two find each other
+START = 60  # first letters of a block or a chunk, by which the block's chunks are found
 
 
 @dataclass(frozen=True, slots=True)
 class HeadingQuestion:
-    """text: a heading. relevant: the numbers of the chunks with text of its section."""
+    """A question. text: a heading. relevant: the numbers of the chunks with text of the heading's section."""
 
     text: str
     relevant: frozenset[int]
 
 
 def put_folder(store: Store, folder: Path, tokens: int = 300) -> list[HeadingQuestion]:
-    """Store a folder's files without the headings that became questions; return the questions, in the files' order.
+    """Store a folder's files without the headings that became questions. Return the questions, in the files' order.
 
-    The same folder has the same questions each time.
+    The same folder always gives the same questions.
     """
     files = dict(_files(folder))
     chosen = _chosen(files)
@@ -72,8 +72,8 @@ def _files(folder: Path) -> Iterator[tuple[str, list[Section]]]:
 
 
 def _chosen(files: dict[str, list[Section]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the headings that become questions: unique headings with distinctive words, of sections without subsections and
-    with enough text.
+    """Return the headings that become questions, with their files. Such a heading is unique and has distinctive words, and
+    its section has enough text and no subsections.
     """
     counts = Counter(section.headings[-1].lower() for sections in files.values() for section in sections if section.headings)
     chosen: list[tuple[str, tuple[str, ...]]] = []
@@ -102,15 +102,16 @@ def _hash(path: tuple[str, ...]) -> bytes:
 
 
 def _without(section: Section, paths: Sequence[tuple[str, ...]], taken: re.Pattern[str]) -> Section:
-    """Return a section without the headings that became questions, also where it names headings of other sections."""
+    """Return a section without the headings that became questions. Its text may also name headings of other sections."""
     headings = tuple(TAKEN if section.headings[: at + 1] in paths else one for at, one in enumerate(section.headings))
     blocks = [replace(block, text=taken.sub(TAKEN, block.text)) for block in section.blocks]
     return Section(headings, section.page, blocks)
 
 
 def _has_text_of(chunk: Chunk, texts: Sequence[str]) -> bool:
-    """Whether the chunk's start is in a text, or a text's start in the chunk. Short texts do not count: they may be
-    anywhere.
+    """Whether a text contains the start of the chunk, or the chunk contains the start of a text.
+
+    Short texts do not count, because they may be anywhere.
     """
     start = chunk.text[:START]
     return any(text[:START] in chunk.text or (len(start) == START and start in text) for text in texts if len(text) >= START)

@@ -1,4 +1,4 @@
-"""MT-RAG's passages as an index: chunks, vectors, and the turns with the passages that people marked as relevant."""
+"""Makes an index of MT-RAG's passages: chunks, vectors, and the turns with the passages that people marked as relevant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...retrieval.index import prefixes_of
 from ...retrieval.store import Store
 from ...retrieval.writing import StoredFile
 
-MAX_TOKENS = 512  # of a passage: the embedder reads no more
+MAX_TOKENS = 512  # tokens of a passage that the embedder reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """questions: those of the conversation up to this turn. relevant: the chunks that people marked."""
+    """A turn of a conversation. questions: all questions up to this turn. relevant: the chunks that people marked."""
 
     questions: tuple[str, ...]
     relevant: frozenset[int]
@@ -46,7 +46,7 @@ def load_passages(folder: Path) -> list[Passage]:
 
 
 def load_turns(folder: Path, numbers: dict[str, int]) -> list[Turn]:
-    """Return the turns that have relevant passages. numbers: the chunk of each passage. Raises FileNotFoundError."""
+    """Return the turns with relevant passages. numbers: the chunk of each passage. Raises FileNotFoundError."""
     relevant: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for line in (folder / "qrels.tsv").read_text().splitlines()[1:]:
         session, turn, passage = line.split("\t")
@@ -66,14 +66,14 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def put_passages(store: Store, passages: Sequence[Passage]) -> dict[str, int]:
-    """Store each passage as a chunk. Return the number of its chunk by its id. Equal passages share a chunk."""
+    """Store each passage as a chunk. Return the chunks' numbers by the passages' ids. Equal passages share a chunk."""
     chunks = [Chunk(row.title, row.text, count_tokens(row.text), None, start=0, stop=len(row.text)) for row in passages]
     store.put_file(StoredFile("passages"), chunks)
     return {passage.id: store.numbers(chunk.id)[0] for passage, chunk in zip(passages, chunks, strict=True)}
 
 
 def write_sources(passages: Sequence[Passage], folder: Path) -> int:
-    """Write the passages as files, one file for each source. Return the number of files."""
+    """Write the passages of each source to a file. Return the number of files."""
     sources: defaultdict[str, list[Passage]] = defaultdict(list)
     for passage in passages:
         sources[passage.id.split("_")[0].split("-")[0]].append(passage)
@@ -84,7 +84,7 @@ def write_sources(passages: Sequence[Passage], folder: Path) -> int:
 
 
 class QueryEmbedder:
-    """An embedding model with the vectors of all passages, which are computed once and kept in the user's cache."""
+    """An embedding model, and the vectors of all passages, which are computed once and stored in the user's cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self._model = Model(path)
@@ -98,7 +98,7 @@ class QueryEmbedder:
         self._model.close()
 
     async def embed(self, text: str) -> np.ndarray:
-        """Return the unit vector (width,) of a query. Of a long query only the end counts."""
+        """Return the unit vector (width,) of a query. Only the end of a long query counts."""
         return self._vector(self._prefixes.query + text, from_start=True)
 
     def _vector(self, text: str, from_start: bool = False) -> np.ndarray:
@@ -106,7 +106,7 @@ class QueryEmbedder:
         return normalised(self._embedder.vectors([tokens])[0], 2)
 
     def vectors(self, passages: Sequence[Passage]) -> np.ndarray:
-        """Return the vectors (passages, width), float16. A later run computes only those that a stopped run lacks."""
+        """Return the vectors (passages, width), float16. After a stopped run, only the missing vectors are computed."""
         texts = [self._prefixes.document + embedded_text(passage.title, passage.text) for passage in passages]
         contents = blake2b("\0".join(texts).encode(), digest_size=8).hexdigest()
         cache = cache_folder()

@@ -1,4 +1,4 @@
-"""The queue, simulated: many requests wait at once for little memory, with the real scheduler and no model."""
+"""Simulates a long queue for little memory, with the real scheduler and without a model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ WAYS = (
     ("window of 8", "auto", 8),
     ("window of 32", "auto", 32),
 )
-LEAST = {64: 0.40, 256: 0.38}  # share of tokens cached
+LEAST = {64: 0.40, 256: 0.38}  # required share of cached tokens, by the number of waiting requests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench queue`."""
+    """Add the options of `slotcache bench queue`."""
     add = parser.add_argument
     add("--waiting", default="64,256,1024", help="numbers of requests that wait at once (default: %(default)s)")
     add("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Serve the shuffled burst trace with each way to choose the next request. All requests wait from the start."""
+    """Serve the shuffled burst trace with each way to choose the next request. All requests are there from the start."""
     rows, bars = [], []
     for number in (int(number) for number in args.waiting.split(",")):
         found: dict[str, Served] = {}

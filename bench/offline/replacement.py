@@ -1,4 +1,4 @@
-"""Hit rates of eviction policies, simulated on traces."""
+"""Simulates eviction policies on traces, and measures their hit rates."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ..report import Bar, Report, Table
 from ..servers import DATA_VARIABLE
 from ..trace import mtrag
 
-# ---- The accesses of a cache over time, as prompts of blocks: the traces of the eviction simulator. ---------------------
+# ---- The traces of the simulation: the accesses of a cache over time, as prompts of blocks. -----------------------------
 #
-# A block stands for `BLOCK` tokens of a prompt; in Mooncake's trace for 512 tokens, and its name includes the blocks
-# before.
+# A block stands for `BLOCK` tokens of a prompt. In Mooncake's trace, it stands for 512 tokens, and its name also depends on
+# the blocks before it.
 
 BLOCK = 16  # tokens
-SYSTEM = 6  # blocks of the system prompt, with which every prompt begins
-QUESTION = 2  # blocks of a question, unique to its prompt
+SYSTEM = 6  # blocks of the system prompt at the start of every prompt
+QUESTION = 2  # blocks of a question, which no other prompt has
 ANSWER = 6  # blocks of an answer in the history
 WORDS_TO_TOKENS = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """A trace: the blocks of each prompt (int32), and where its documents end. tokens: of one block."""
+    """A trace. prompts: the blocks of each prompt (int32), and the ends of its documents. tokens: the tokens of a block."""
 
     name: str
     prompts: Sequence[tuple[np.ndarray, tuple[int, ...]]]
@@ -47,7 +47,7 @@ class Accesses:
 
     @property
     def footprint(self) -> int:
-        """How many blocks an unlimited cache would have: the number of different prefixes."""
+        """The blocks in an unlimited cache, which are as many as the different prefixes."""
         return len({prefix for blocks, _ in self.prompts for prefix in prefixes(blocks)})
 
 
@@ -61,7 +61,10 @@ def prefixes(blocks: np.ndarray) -> list[Hashable]:
 
 
 def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share: float = 0.6, k: int = 2) -> Accesses:
-    """Draw from RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals; lengths vary widely."""
+    """Return a random trace with RAGCache's skew (section 3.2): 3 % of the documents get 60 % of the retrievals.
+
+    The documents' lengths vary widely.
+    """
     rng = random.Random(0)
     lengths = [max(4, round(rng.lognormvariate(4.5, 0.8))) for _ in range(documents)]
     popular = round(documents * hot)
@@ -81,7 +84,7 @@ def skewed(requests: int = 4000, documents: int = 1000, hot: float = 0.03, share
 
 
 def conversations(folder: Path) -> Accesses:
-    """Return MT-RAG's conversations. A turn's prompt has the turns before it, with the documents of a real retriever."""
+    """Return MT-RAG's conversations. A turn's prompt has all earlier turns, with documents from a real retriever."""
     blocks = _Blocks()
     histories: dict[str, list[tuple[str, int]]] = {}
     prompts = []
@@ -95,14 +98,14 @@ def conversations(folder: Path) -> Accesses:
 
 
 def mooncake(folder: Path, name: str = "conversation") -> Accesses:
-    """Return an hour of production requests, with 512 tokens a block."""
+    """Return an hour of production requests, with 512 tokens per block."""
     with gzip.open(folder / "mooncake" / f"{name}_trace.jsonl.gz", "rt") as lines:
         rows = [np.array(json.loads(line)["hash_ids"], np.int32) for line in lines]
     return Accesses("Mooncake", [(row, tuple(range(1, len(row)))) for row in rows if len(row)], tokens=512)
 
 
 class _Blocks:
-    """Numbers the blocks of texts; the same text has the same numbers."""
+    """Numbers the blocks of texts. Equal texts have the same numbers."""
 
     def __init__(self) -> None:
         self._known: dict[str, np.ndarray] = {}
@@ -130,18 +133,18 @@ OPTIMUM = "optimum"
 BY = ("tokens", "time")
 REQUIRED = 1.06  # RAGCache, section 7.4: 1.06 to 1.62 times LRU's hit rate
 DEEPER = 0.75 / 1000
-"""Extra cost of a token for each token before it: on 2 cores, token 1,000 costs 1.75 times the first."""
+"""The extra cost of a token for each token before it: on 2 cores, token 1,000 costs 1.75 times the first token."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench replacement`."""
+    """Add the options of `slotcache bench replacement`."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/ and mooncake/")
     add("--requests", type=int, default=4000, help="most requests of each trace, 0 for all (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure hit rates by tokens and by time. Capacities are shares of a trace's footprint."""
+    """Measure hit rates by tokens and by time, with capacities that are shares of a trace's footprint."""
     traces = [skewed()]
     notes = []
     if args.data and Path(args.data).is_dir():
@@ -169,10 +172,9 @@ SCOPE = Scope.shared("")
 
 
 def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tuple[float, float]:
-    """Return the share of all blocks that were cached, and their share of the computing time. The host tier has `capacity`
-    blocks.
+    """Return the share of all blocks that were cached, and the share of the computing time that this saved.
 
-    The pool has room for one prompt, so all idle KV moves to the host tier, as in the server.
+    The host tier has `capacity` blocks. Before each request runs, all idle KV moves from the pool to this tier.
     """
     longest = max(len(blocks) for blocks, _ in trace.prompts)
     profile = _Costs(trace.tokens)
@@ -200,9 +202,9 @@ def hit_rates(trace: Accesses, capacity: int, replacement: EvictionPolicy) -> tu
 
 
 class Foresight(EvictionPolicy):
-    """Evicts the run with the latest next use first (Belady). Its hit rate is close to the best of any policy.
+    """Evicts the run (a node of the prefix tree) whose next use is latest (Belady). No policy can be much better.
 
-    now: the request that is being served; None while runs only move between tiers.
+    now: the number of the current request; None while runs only move between tiers.
     """
 
     def __init__(self, trace: Accesses) -> None:
@@ -218,7 +220,7 @@ class Foresight(EvictionPolicy):
 
 
 class _Costs(Profile):
-    """The cost of a prompt token by its depth, as measured on a CPU."""
+    """The cost of a prompt token by its position, as measured on a CPU."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -226,7 +228,7 @@ class _Costs(Profile):
 
 
 def _next_uses(trace: Accesses) -> list[np.ndarray]:
-    """For each prefix of each prompt, return the number of the next prompt with the same prefix."""
+    """Return, for each prefix of each prompt, the number of the next prompt with the same prefix."""
     coming: dict[Hashable, int] = {}
     uses: list[np.ndarray] = []
     for number in reversed(range(len(trace.prompts))):

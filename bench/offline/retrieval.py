@@ -1,4 +1,4 @@
-"""Search over MT-RAG's passages: the recall of relevant passages, and the time of the index and of a search."""
+"""Measures search over MT-RAG's passages: the recall of relevant passages, and the time of an index and of a search."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..servers import DATA_VARIABLE
 from .passages import QueryEmbedder, Turn, load_passages, load_turns, put_passages, write_sources
 
 TOP_K = 5
-LEAST_RECALL = 0.24  # by words
-MOST_INDEX_SECONDS = 5.0  # for 10,000 chunks, without vectors
-MOST_SEARCH_MS = 20.0  # p50, with the query's embedding
+LEAST_RECALL = 0.24  # recall@5 of the word search
+MOST_INDEX_SECONDS = 5.0  # to index 10,000 chunks without vectors
+MOST_SEARCH_MS = 20.0  # p50 of a search, including the embedding of the query
 FORMS: dict[str, Callable[[Sequence[str]], str]] = {
     "last question": lambda questions: questions[-1],
     "first + last": lambda questions: "\n".join(dict.fromkeys((questions[0], questions[-1]))),
@@ -33,19 +33,19 @@ FORMS: dict[str, Callable[[Sequence[str]], str]] = {
 }
 
 Ranking = Callable[[str], Awaitable[list[int]]]
-"""Returns the numbers of the chunks that a query finds, the best first."""
+"""Returns the numbers of the chunks that a query finds, best first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench retrieval`."""
+    """Add the options of `slotcache bench retrieval`."""
     add = parser.add_argument
     add("--data", metavar="PATH", default=os.environ.get(DATA_VARIABLE), help="folder with mtrag_retrieved/")
-    add("--embedding-model", type=Path, metavar="GGUF", help="measure vectors and the fused ranking, too")
+    add("--embedding-model", type=Path, metavar="GGUF", help="also measure vectors and the fused ranking")
     add("-t", "--threads", type=int, default=os.cpu_count() or 1, help="threads of that model (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure recall@5 for each form of the query, then the seconds of an index and the milliseconds of a search."""
+    """Measure recall@5 and the time of a search for each ranking, then the time of an index."""
     if not args.data:
         raise Skip(f"retrieval needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     if args.embedding_model and not args.embedding_model.is_file():
@@ -133,7 +133,7 @@ def _recall(ranking: Ranking, turns: Sequence[Turn], form: str) -> tuple[float, 
 
 
 def _time_index(num_files: int, temporary: Path) -> tuple[int, int, float]:
-    """Index the sources. Return the number of files and of chunks, and the seconds."""
+    """Index the sources. Return the number of files, the number of chunks, and the seconds."""
     index = Index([temporary / "sources"], temporary / "sources.db")
     start = perf_counter()
     index.refresh()

@@ -1,4 +1,4 @@
-"""Agents with tools over files: the recorded tasks are sent turn by turn."""
+"""Measures agents with tools over files. The recorded tasks are sent turn by turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from . import replay
 from .replay import add_replay
 
 # ---- The API ------------------------------------------------------------------------------------------------------------
-# An agent's side of `/v1/chat/completions`: the user's questions, calls of a tool, and the files as its results.
+# An agent's use of `/v1/chat/completions`: the user's questions, calls of a tool, and files as results.
 
 INSTRUCTIONS = "You are a careful assistant. Read files with the function read_file, and answer from what they say."
 ANSWER_WORDS = 60
@@ -32,10 +32,11 @@ ANSWER_WORDS = 60
 
 @dataclass(frozen=True, slots=True)
 class AgentApi(ChatApi):
-    """The chat of an agent. A query with documents sends the files that the last answer asked for.
+    """The chat of an agent. A query with documents sends them as the files that the last answer called for.
 
-    Calls and answers of the history come from the recording, not from the server, so every server gets the same messages.
-    The answers are prose, unless the history has `given` answers.
+    Calls and answers in the history come from the recording, not from the server, so every server gets the same messages.
+
+    given: use the history's answers. Otherwise the answers are generated prose.
     """
 
     given: bool = False
@@ -50,7 +51,7 @@ class AgentApi(ChatApi):
 
 
 def _asked(query: Query) -> list[Body]:
-    """Return the messages that a query adds: results of tools, or a question."""
+    """Return the messages that a query adds: the results of a tool, or a question."""
     if not query.documents:
         return [{"role": "user", "content": query.question}]
     texts = enumerate(text for _, text in query.documents)
@@ -67,7 +68,7 @@ def _call_id(query: Query, at: int) -> str:
     return f"call_{query.turn}_{at}"
 
 
-# ---- The comparison ------------------------------------------------------------------------------------------------------
+# ---- The comparison -----------------------------------------------------------------------------------------------------
 
 REWRITTEN, AS_SENT, THEIRS = "slotcache, tool_documents", "slotcache", "llama-server"
 ASKED = {"tools": TOOLS}
@@ -75,7 +76,7 @@ CACHED = ASKED | {"cache_prompt": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench agent`."""
+    """Add the options of `slotcache bench agent`."""
     add_options(parser, context=32768)
     add_clients(parser)
     add = parser.add_argument
@@ -87,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def tasks_of(args: argparse.Namespace) -> list[Task]:
-    """Return the tasks that the options choose. Raises Skip if the data is missing, BenchError if it is something else."""
+    """Return the tasks of the data. Raises Skip if the data is missing, BenchError if it is something else."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"{args.scenario} needs --data PATH or {DATA_VARIABLE}: a folder that holds clawtasks/")
     if args.url:
@@ -99,7 +100,7 @@ def tasks_of(args: argparse.Namespace) -> list[Task]:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the requests of all tasks, and compare the prompts of slotcache with those of llama-server."""
+    """Send the requests of all tasks, and compare slotcache's prompts with llama-server's prompts."""
     tasks = spread(tasks_of(args), args.tasks)
     if args.replay:
         return replay.run(args)
@@ -117,7 +118,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def agent_arms(args: argparse.Namespace, flag: str) -> list[Arm]:
-    """Return slotcache with `tool_documents` and without it, and llama-server if its path is given."""
+    """Return arms of slotcache with and without `tool_documents`, and of llama-server if its path is given."""
     own, theirs = f"{flag} {args.slotcache_args}", f"{flag} {args.llama_args}"
     shown = argparse.Namespace(**vars(args) | {"slotcache_args": own, "llama_args": theirs})
     rewritten, as_sent, *others = arms_for(shown, ("auto", "retrieval"))
@@ -152,7 +153,7 @@ def _files(run: Run) -> list[float]:
 
 
 def _turns(run: Run) -> list[float]:
-    """Return the seconds from each question to the first token of its answer, including the tool call between the two."""
+    """Return the seconds from each question to the first token of its answer, including the tool call between them."""
     turns: dict[tuple[str, int], list[Result]] = {}
     for query, result in zip(run.queries, run.results, strict=True):
         turns.setdefault((query.session, query.turn), []).append(result)
@@ -160,7 +161,7 @@ def _turns(run: Run) -> list[float]:
 
 
 async def _unlike(arms: Sequence[Arm], outcomes: Sequence[Outcome], args: argparse.Namespace) -> list[str]:
-    """Return one line for each request whose prompt in slotcache, without changes, is not token for token llama-server's."""
+    """Return one line for each request whose unchanged prompt differs between slotcache and llama-server, token by token."""
     compared = [(arm, outcome) for arm, outcome in zip(arms, outcomes, strict=True) if arm.name in (AS_SENT, THEIRS)]
     prompts = [await _prompts(arm, outcome.runs[0].queries, args) for arm, outcome in compared]
     results = [outcome.runs[0].results for _, outcome in compared]

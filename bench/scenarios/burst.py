@@ -1,4 +1,4 @@
-"""Bursts of questions on one region (the workload of RAGCache++ and CacheWeaver), against llama-server."""
+"""Measures bursts of questions on one region (RAGCache++'s and CacheWeaver's workload), compared with llama-server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..servers import add_clients, add_options, arms_for, separate_arms
 from ..trace import Query, burst
 
 LIST_AT_MOST = 20
-"""Differing queries to print; the JSON result has all of them."""
+"""Differing queries that are printed. The JSON result has all queries."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench burst`."""
+    """Add the options of `slotcache bench burst`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument
@@ -25,21 +25,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--documents-attention", choices=("joint", "separate"), default="joint", help="default: %(default)s")
-    add("--ahead", action="store_true", help="with separate: all documents are read once before the measurement")
-    add("--joint", action="store_true", help="with separate: an arm that reads them jointly, too")
-    add("--cache-reuse", type=int, default=0, metavar="N", help="with separate: an arm of llama-server with this flag, too")
+    add("--ahead", action="store_true", help="with separate: read all documents once before the measurement")
+    add("--joint", action="store_true", help="with separate: add an arm with joint attention")
+    add("--cache-reuse", type=int, default=0, metavar="N", help="with separate: add an arm of llama-server with this flag")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the same queries with the same documents to every arm. Only the order of documents may differ."""
+    """Send the same queries with the same documents to every arm. Only the order of the documents may differ."""
     try:
         queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
     except ValueError as error:
         raise BenchError(error) from error
     if args.documents_attention == "separate":
         return _separate(queries, args)
-    # With one client, llama-server runs with its own defaults; under load with one slot for each of slotcache's.
+    # With one client, llama-server has its own default number of slots; under load, as many slots as slotcache.
     arms = arms_for(args, ("auto", "retrieval"), args.parallel if args.concurrency > 1 else None)
     outcomes = compare(arms, queries, args)
     own, notes = outcomes[0], problems(outcomes)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _separate(queries: list[Query], args: argparse.Namespace) -> Report:
-    """Compare separately read documents with llama-server."""
+    """Compare slotcache, which attends to each document separately, with llama-server."""
     documents = sorted({document for query in queries for document in query.documents}) if args.ahead else []
     groups = [tuple(documents[at : at + args.k]) for at in range(0, len(documents), args.k)]
     ahead = [Query(f"ahead {at}", 1, "Which?", group) for at, group in enumerate(groups)]
@@ -95,7 +95,7 @@ def _ratios(own: Outcome, theirs: Outcome, concurrency: int) -> list[Bar]:
 
 
 def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
-    """Return the bar on the cost of ordering. is_new: every document is new, so that no order can gain anything."""
+    """Return the bar on ordering documents. is_new: whether every document is new, so that no order can gain anything."""
     p50 = own.ttft.p50 / unordered.ttft.p50
     if is_new:
         return Bar(4, "TTFT p50 with every document new, over retrieval order's", p50, 1.01)
@@ -103,7 +103,7 @@ def _order(own: Outcome, unordered: Outcome, is_new: bool) -> Bar:
 
 
 def _reuse(own: Outcome, more_is_right: bool) -> tuple[list[Bar], list[str]]:
-    """Return the bar and notes of the round that differs most from the prediction."""
+    """Return the bar and the notes on the round that differs most from the prediction."""
     found, compared = max((differences(run, more_is_right) for run in own.runs), key=lambda pair: len(pair[0]))
     if not compared:
         return [], [f"{own.arm.name} does not name the documents it used: reuse is not compared with the prediction"]

@@ -1,4 +1,4 @@
-"""A prompt that is cached completely: how long is its time to the first token?"""
+"""Measures the time to the first token of a completely cached prompt."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..servers import add_options, arms_for, measured_in_rounds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench cached`."""
+    """Add the options of `slotcache bench cached`."""
     add_options(parser, max_tokens=32)
     add = parser.add_argument
     add("--prompt-tokens", type=int, default=4000, help="length of the prompt (default: %(default)s)")
-    add("--repeats", type=int, default=10, help="times it is asked again (default: %(default)s)")
+    add("--repeats", type=int, default=10, help="how often the prompt is sent again (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the same prompt again and again. The decode step is the median gap between the tokens of the answers."""
+    """Send the same prompt many times. The time of a decode step is the median gap between two tokens of an answer."""
     arms = arms_for(args)
     rounds = measured_in_rounds(arms, args, _repeat)
     title = f"cached: a prompt of {args.prompt_tokens} tokens, asked {args.repeats} times again"
@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def ttft_over_step(results: Sequence[Result]) -> float:
-    """Return the median TTFT over the median gap between tokens. The first result filled the cache and does not count."""
+    """Return the median TTFT over the median gap between tokens, without the first result, which filled the cache."""
     again = results[1:]
     step = median([gap for result in again for gap in result.gaps])
-    return median([result.ttft for result in again]) / step if step else inf  # all tokens came at once
+    return median([result.ttft for result in again]) / step if step else inf  # all tokens arrived at once
 
 
 async def _repeat(client: Client, args: argparse.Namespace, number: int) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Conversations take turns on fewer slots than conversations: is each one still cached at its next turn?"""
+"""Lets more conversations than slots take turns, and measures whether each is still cached at its next turn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..servers import add_clients, add_options, arms_for, llama_slots
 from ..trace import conversations
 
 SLACK = 1
-"""The last sampled token of an answer has no KV: it is computed with the next turn."""
+"""The last sampled token of an answer has no KV and is computed with the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A turn after the first: how many tokens are new since the turn before, and how many the server computed."""
+    """A turn after the first. new: the tokens since the turn before. computed: the tokens that the server computed."""
 
     session: str
     turn: int
@@ -32,19 +32,19 @@ class Continuation:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench conversations`."""
+    """Add the options of `slotcache bench conversations`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument
     add("--count", type=int, default=20, help="conversations (default: %(default)s)")
     add("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
     add("--words", type=int, default=40, help="words of each user message (default: %(default)s)")
-    add("--opening", type=int, default=0, help="words of each first message, where they differ (default: those of all)")
+    add("--opening", type=int, default=0, help="words of each first message (default: as --words)")
     add("--seed", type=int, default=0)
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send all first turns, then all second turns, and so on, with one system prompt and the server's answers as history."""
+    """Send all first turns, then all second turns, and so on, with the server's answers as history."""
     queries = conversations(args.count, turns=args.turns, words=args.words, seed=args.seed, opening=args.opening)
     outcomes = compare(arms_for(args, llama_slots=llama_slots(args)), queries, args)
     title = f"conversations: {args.count} of {args.turns} turns, {args.parallel} slots, {pace(args)}"
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def continuations(run: Run) -> Iterator[Continuation]:
-    """Yield every turn whose previous turn was answered. New tokens are in neither the previous prompt nor its answer."""
+    """Yield every turn whose previous turn was answered. New tokens are not in the previous prompt and not in its answer."""
     answered = {
         (query.session, query.turn): result
         for query, result in zip(run.queries, run.results, strict=True)
@@ -72,7 +72,7 @@ def continuations(run: Run) -> Iterator[Continuation]:
 
 
 def _next_turns(own: Outcome, theirs: Outcome) -> Bar:
-    """Return the bar on later turns; its limit is for twelve conversations with first messages of 1,300 tokens."""
+    """Return the bar on later turns. Its limit is for twelve conversations with first messages of 1,300 tokens."""
     pairs = [[pair for run in of.runs for pair in zip(run.queries, run.results, strict=True)] for of in (own, theirs)]
     mine, others = (Summary.of(result.ttft for query, result in of if query.turn > 1) for of in pairs)
     return Bar(5, "TTFT p50 of turns after the first over llama-server's", mine.p50 / others.p50, 0.6)

@@ -1,4 +1,4 @@
-"""Tokens per second of many streams at once, as a share of the speed of llama.cpp's own benchmark without a server."""
+"""Measures the tokens per second of many streams at once, over the speed of llama.cpp's own benchmark without a server."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ REQUIRED = 0.90
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench decode`."""
+    """Add the options of `slotcache bench decode`."""
     add_options(parser, slots=16, max_tokens=128)
     add = parser.add_argument
     add("--streams", type=_numbers, default=(1, 4, 8, 16), help="streams at a time (default: 1,4,8,16)")
-    add("--prompt-tokens", type=int, default=256, help="prompt of each stream (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=256, help="tokens of each stream's prompt (default: %(default)s)")
     add("--llama-batched-bench", metavar="PATH", help="default: the program beside --llama-server")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure while all streams run: from the last stream's first token to the first stream's last token."""
+    """Measure while all streams run: from the latest first token to the earliest last token."""
     speeds: dict[str, list[dict[int, float]]] = {}
     arms = arms_for(args, llama_slots=max(args.streams))
     binary = _batched_bench(args)
     for number, arm in in_rounds(arms, args.rounds):
-        # The engine's own figure is measured in every round, between the servers.
+        # The speed without a server is measured in every round, between the servers.
         if binary and arm is arms[0]:
             speeds.setdefault(BATCHED_BENCH, []).append(_engine_speeds(binary, args))
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Report:
 def shared_speed(results: Sequence[Result]) -> float:
     """Return the tokens per second while all of `results` were decoded; not a number if they did not overlap.
 
-    A chunk may have more than one token, since half a character waits for its other half. So chunks are weighted.
+    A chunk may have several tokens, because half a character waits for its other half. Therefore chunks are weighted.
     """
     begin = max(result.started + result.arrivals[0] for result in results)
     end = min(result.started + result.arrivals[-1] for result in results)
@@ -88,7 +88,7 @@ async def _server_speeds(client: Client, args: argparse.Namespace, number: int) 
 
 
 def _engine_speeds(binary: Path, args: argparse.Namespace) -> dict[int, float]:
-    """Return the speeds of `llama-batched-bench` with one unified pool of cells (-kvu), like slotcache's."""
+    """Return the speeds of `llama-batched-bench` with one pool of cells for all streams (-kvu), as in slotcache."""
     streams = ",".join(map(str, args.streams))
     command = [str(binary), "-m", str(bench_model(args)), "-c", str(args.ctx_size), "-kvu", "-t", str(args.threads)]
     command += ["-fa", args.flash_attn, "-npp", str(args.prompt_tokens), "-ntg", str(args.max_tokens), "-npl", streams]

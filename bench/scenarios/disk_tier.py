@@ -1,4 +1,4 @@
-"""KV on disk: prompts that host memory has evicted, a killed server, very many records, and requests that find nothing."""
+"""Measures KV on disk: prompts evicted from host memory, a killed server, very many records, requests without a hit."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ..report import Bar, BenchError, Progress, Report, Summary, Table
 from ..servers import Arm, Server, add_options, arms_for, free_port, resident, sampling, tie_to_parent
 from ..trace import Query
 
-SETTLED = 1.0  # s in which nothing is written to disk
+SETTLED = 1.0  # s without a write, after which all is on disk
 WITH, WITHOUT = "with a disk", "without"
-PREFIX, RUN = 64, 32  # tokens of made records: of a shared prefix, and of each record after it
-BRANCHES = 100  # records after one prefix
+PREFIX, RUN = 64, 32  # tokens of generated records: of a shared prefix, and of each record after it
+BRANCHES = 100  # records that continue one prefix
 MADE_BY = Provenance("0" * 32, "1" * 32)
 MISSES = 1000
 Section = tuple[Table, list[Bar]]
@@ -38,7 +38,7 @@ Section = tuple[Table, list[Bar]]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The costs of generated records: seconds until the index is ready, bytes of the index, and seconds of a miss."""
+    """The costs of an index of records: seconds until it is ready, its bytes, and the seconds of a miss."""
 
     seconds: float
     bytes: int
@@ -46,21 +46,21 @@ class Index:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench disk`."""
+    """Add the options of `slotcache bench disk`."""
     add_options(parser, context=4096, slots=2)
     add = parser.add_argument
     add("--prompts", type=int, default=16, help="default: %(default)s")
-    add("--prompt-tokens", type=int, default=970, help="of each (default: %(default)s)")
+    add("--prompt-tokens", type=int, default=970, help="tokens of each prompt (default: %(default)s)")
     add("--cache-ram", type=int, default=16, help="MiB of host memory: too little for the prompts (default: %(default)s)")
-    add("--cache-disk", type=int, default=4000, help="MiB (default: %(default)s)")
-    add("--records", type=int, default=100_000, help="made ones in a folder; 0: leave this out (default: %(default)s)")
-    add("--pairs", type=int, default=8, help="of requests without a hit; 0: leave this out (default: %(default)s)")
-    parser.set_defaults(flash_attn="off")  # then answers with KV of the disk are the same to the bit
+    add("--cache-disk", type=int, default=4000, help="MiB of disk (default: %(default)s)")
+    add("--records", type=int, default=100_000, help="generated records; 0 skips this part (default: %(default)s)")
+    add("--pairs", type=int, default=8, help="pairs of requests without a hit; 0 skips this part (default: %(default)s)")
+    parser.set_defaults(flash_attn="off")  # then answers with KV from disk are bit-equal
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Ask prompts twice, kill the server, and ask them again. Then open a folder of generated records. Then ask two servers,
-    with a disk and without, in turn.
+    """Ask prompts twice, kill the server, and ask again. Open a folder of generated records. Then compare requests without a
+    hit on two servers, with a disk and without.
     """
     if args.url:
         raise BenchError("disk starts servers with a folder of their own: leave --url out")
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _arm(args: argparse.Namespace, name: str, flags: Sequence[str]) -> Arm:
-    """Return a server with these flags. It computes nothing in idle time, since that would count as a hit."""
+    """Return a server with these flags and without idle prefill, which would count as a hit."""
     flags = ("--cache-ram", str(args.cache_ram), "--idle-prefill", "off", *flags)
     return replace(arms_for(args, slotcache_flags=flags)[0], name=name)
 
@@ -90,12 +90,13 @@ def _disk(args: argparse.Namespace, folder: Path) -> tuple[str, ...]:
     return "--cache-dir", str(folder), "--cache-disk", str(args.cache_disk)
 
 
-# ---- prompts that host memory has lost ----------------------------------------------------------------------------------
+# ---- Prompts evicted from host memory. ----------------------------------------------------------------------------------
 
 
 def _ask_and_kill(args: argparse.Namespace, folder: Path) -> tuple[dict[str, list[Result]], float]:
-    """Return the results of each time that the prompts were asked, and the seconds from ready to the first answer after a
-    kill.
+    """Ask the prompts cold, again, and after a kill of the server. Return all results, by these names.
+
+    Also return the seconds from the moment when the new server is ready to its first request.
     """
     arm, port = _arm(args, "disk", _disk(args, folder)), free_port()
     assert arm.command is not None
@@ -169,11 +170,11 @@ def _ttft(results: Sequence[Result]) -> float:
     return median(one.ttft for one in results)
 
 
-# ---- very many records --------------------------------------------------------------------------------------------------
+# ---- Very many records. -------------------------------------------------------------------------------------------------
 
 
 def _made(count: int, root: Path) -> dict[str, Index]:
-    """Generate records. Return the costs of their index twice: built without an earlier index file, and read with it."""
+    """Generate records. Return the costs of their index twice: without an index file, and with it."""
     with Progress("tenths of the records made", 10) as progress:
         folder = root / MADE_BY.folder
         folder.mkdir(parents=True, mode=0o700)
@@ -184,7 +185,7 @@ def _made(count: int, root: Path) -> dict[str, Index]:
                 progress.step()
     found: dict[str, Index] = {}
     for name in ("heads read", "index read"):
-        # A process of its own, so that its memory is the index's alone.
+        # A new process, so that the growth of its memory is only the index.
         with ProcessPoolExecutor(1, get_context("fork"), tie_to_parent) as fresh:
             found[name] = fresh.submit(_opened, root, count).result()
     return found
@@ -218,7 +219,7 @@ def _opened(root: Path, count: int) -> Index:
 
 
 def _allowed(count: int) -> int:
-    """Return the bytes that an index may take: 1 KiB for each record, and 4 for each token of its run."""
+    """Return the bytes that an index may take: 1 KiB for each record, and 4 bytes for each of its tokens."""
     return 1024 * count + 4 * sum(len(record.tokens) - record.start for record in _records(count))
 
 
@@ -234,11 +235,11 @@ def _made_section(args: argparse.Namespace, made: dict[str, Index]) -> Section:
     ]
 
 
-# ---- pairs without a hit ------------------------------------------------------------------------------------------------
+# ---- Pairs of requests without a hit. -----------------------------------------------------------------------------------
 
 
 async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Result]]:
-    """Return the results of two servers that take turns, one with a disk and one without. No prompt is sent twice."""
+    """Return the results of two servers, with a disk and without, that take turns. Each prompt is new to its server."""
     arms = [_arm(args, WITH, _disk(args, folder)), _arm(args, WITHOUT, ())]
     results: dict[str, list[Result]] = {arm.name: [] for arm in arms}
     with ExitStack() as servers, Progress("pairs", args.pairs) as progress:
@@ -247,7 +248,7 @@ async def _pairs(args: argparse.Namespace, folder: Path) -> dict[str, list[Resul
         async def work(first: Client) -> None:
             async with Client(urls[1], arms[1].api, sampling(args), name=WITHOUT) as second:
                 sizer = await PromptSizer.of(second)
-                for number in range(-1, args.pairs):  # the first pair warms both up
+                for number in range(-1, args.pairs):  # the first pair warms up both servers
                     for client in (first, second)[:: 1 if number % 2 else -1]:
                         result = await client.ask(sizer.query(f"pair {number}", args.prompt_tokens))
                         results[client.name].append(result.answered())

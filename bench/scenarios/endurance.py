@@ -1,4 +1,4 @@
-"""Faults, rude clients and hours of mixed load. Does anybody suffer, does each request end once, what is kept?"""
+"""Tests a server under faults, rude clients and hours of mixed load: other clients must not suffer, and nothing may leak."""
 
 from __future__ import annotations
 
@@ -31,35 +31,40 @@ from ..rude import PATH, Ending, Health, Lost, Visitor
 from ..servers import Server, ServerOptions, free_port, tie_to_parent
 
 SLOTS, QUEUE = 2, 8
-BYSTANDERS = 4  # more than slots: some of them always wait
+BYSTANDERS = 4  # more than slots, so that some always wait
 OUTPUT = 60  # tokens of a bystander's answer
 UNREAD = 1000  # tokens of an answer that nobody reads
 DESCRIPTORS = 1024  # `ulimit -n` of the server
 SHOTS, BETWEEN = 3, 0.5  # faults, and s between two of them
-CALM = 3.0  # s of bystanders without an attack, before and after it
-CONVERSATIONS, IDLE = 20, 2.0  # that are idle at a fault, and for how many s
-TIMEOUT = 30.0  # s to answer
+CALM = 3.0  # s in which bystanders run without the attack, before and after it
+CONVERSATIONS, IDLE = 20, 2.0  # idle conversations at a fault, and s for which they are idle
+TIMEOUT = 30.0  # s for an answer
 DYING = 10.0  # s until a server with a dead engine must end
 GRACE = 2.0  # s after the fault in which /health may still answer 200
-AFTER = 1.0  # s until the descriptors are counted, once all clients have disconnected
+AFTER = 1.0  # s between the disconnection of all clients and the count of descriptors
 SAMPLE, REPORT_EVERY = 1.0, 60  # s between two samples of memory, and samples between two lines of progress
-PAUSE, LONG_PAUSE = 0.02, 1.0  # s of a visitor between two acts, and after a lost one: a dead server would lose thousands
+PAUSE, LONG_PAUSE = 0.02, 1.0  # s between a visitor's acts, and after a lost act, as a dead server would lose thousands
 TIMED = ("chat", "stream", "converse")  # acts whose time is reported
 
-GAP_FACTOR, GAP = 10.0, 0.5  # limit of a gap: this multiple of the longest quiet gap, or these seconds
+GAP_FACTOR, GAP = 10.0, 0.5  # the longest gap: this multiple of the longest quiet gap, or these seconds
 LEAST_KEPT = 0.95  # of the tokens that idle conversations reuse without a fault
-MORE_DESCRIPTORS, MORE_LOG, A_REQUEST, MORE_MEMORY = 10, 100.0, 0.3, 100.0  # kB of log, and kB a request; MiB
-STEADY = 1.05  # memory of a mixed load after its first quarter, over the most in it
-LONG_NAME = ("--alias", "a" * 8192)  # each chunk has the model's name: few tokens fill the system's buffer for an answer
+MORE_DESCRIPTORS, MORE_LOG, A_REQUEST, MORE_MEMORY = 10, 100.0, 0.3, 100.0  # limits: kB of log, kB per request; MiB
+STEADY = 1.05  # most memory under mixed load after the first quarter of the time, over the most in that quarter
+LONG_NAME = ("--alias", "a" * 8192)  # the model's name is in each chunk, so few tokens fill the system's buffer
 
 
 @dataclass(slots=True)
 class Stage:
-    """A running server under an attack of `seconds` by `clients`, and what all clients saw.
+    """A running server under attack, and the observations of all clients.
 
-    quiet, beside: requests of the bystanders without the attack and during it. wrongs: events that must not happen. code:
-    the server's exit code; None if it still runs. tail: the end of its log. memory: MiB, about once a second. descriptors,
-    log: how many more descriptors, and how many kB of log.
+    seconds, clients: the time and the number of clients of the attack.
+    quiet, beside: the bystanders' requests without the attack, and during it.
+    code: the server's exit code; None if it still runs.
+    tail: the end of the server's log.
+    wrongs: events that must not happen.
+    times: the share of the time that has passed, and the seconds that an act took.
+    memory: the server's memory about once a second, in MiB.
+    descriptors, log: the increase in descriptors and in kB of log.
     """
 
     server: Server
@@ -83,17 +88,17 @@ class Stage:
 
     def shoot(self) -> None:
         assert self.server.pid is not None
-        with suppress(ProcessLookupError):  # a shot before has ended it
+        with suppress(ProcessLookupError):  # an earlier shot has ended the server
             os.kill(self.server.pid, signal.SIGUSR1)
 
     @property
     def growth(self) -> float:
-        """MiB of resident memory at its maximum, above the first sample."""
+        """The maximum resident memory above the first sample, in MiB."""
         return max(self.memory) - self.memory[0] if self.memory else 0.0
 
     @property
     def steadiness(self) -> float:
-        """The maximum memory after the first quarter, over the maximum in it."""
+        """The maximum memory after the first quarter of the samples, over the maximum in that quarter."""
         quarter = len(self.memory) // 4
         return max(self.memory[quarter:]) / max(self.memory[:quarter]) if quarter else nan
 
@@ -122,7 +127,7 @@ async def disk(stage: Stage) -> None:
 
 
 async def idle_conversations(stage: Stage) -> None:
-    """Let conversations become idle. Compare the reuse of their next turns with and without another request's failure."""
+    """Let conversations become idle. Compare the reuse of their next turns with and without a failed step."""
     reused = []
     for fails in (False, True):
         names = [f"trip {100 + 2 * number + fails}" for number in range(CONVERSATIONS)]
@@ -131,7 +136,7 @@ async def idle_conversations(stage: Stage) -> None:
         await asyncio.sleep(IDLE)
         if fails:
             stage.shoot()
-            await _turn(stage, "trip 99", "What is the fee?")  # 200: it runs again, since it has no token yet
+            await _turn(stage, "trip 99", "What is the fee?")  # 200: the request has no token yet, so it runs again
         reused.append(sum([await _turn(stage, name, "And which one leaves next?") for name in names]))
     usual, struck = reused
     summary = f"{CONVERSATIONS} idle conversations reuse {struck} tokens behind a failed step, {usual} without one"
@@ -151,7 +156,7 @@ async def _turn(stage: Stage, conversation: str, question: str) -> int:
 
 
 async def stalling(stage: Stage) -> None:
-    """Open more streams than there are slots and queue places, and read none. Return when their output is computed."""
+    """Open more streams than slots and queue places, without reading them. Return when their output is computed."""
     enough, end = await _metric(stage) + (SLOTS + QUEUE) * UNREAD // 2, monotonic() + stage.seconds
     stage.connections += await rude.stall(stage.server.url, stage.clients, UNREAD // 2)
     while await _metric(stage) < enough and monotonic() < end:
@@ -165,7 +170,7 @@ async def _metric(stage: Stage, name: str = "slotcache_generated_tokens_total") 
 
 
 async def unread(stage: Stage) -> None:
-    """Open streams without reading them, and keep them."""
+    """Open streams, and keep them open without reading them."""
     stage.connections += await rude.stall(stage.server.url, stage.clients, UNREAD)
     await asyncio.sleep(stage.seconds)
 
@@ -176,14 +181,14 @@ async def dawdling(stage: Stage) -> None:
 
 
 async def crowding(stage: Stage) -> None:
-    """Crowd the server from another process, so that this process has only the bystanders."""
+    """Open connections from another process, so that this process has only the bystanders."""
     with ProcessPoolExecutor(1, get_context("spawn"), tie_to_parent) as pool:
         crowd = pool.submit(rude.crowd, stage.server.url, stage.clients, stage.seconds)
         stage.notes.append(f"{await asyncio.wrap_future(crowd):,} connections were opened")
 
 
 async def visiting(stage: Stage) -> None:
-    """Let visitors do all that clients do, on all routes."""
+    """Let visitors use all routes."""
     began = monotonic()
 
     async def visit(visitor: Visitor) -> None:
@@ -209,10 +214,12 @@ async def visiting(stage: Stage) -> None:
 class Trial:
     """An attack, and the effects on bystanders that are allowed.
 
-    fault: a name in `bench.faulty`. seconds, clients: of the attack. ask: what the bystanders ask; empty: there are no
-    bystanders. may_fail: how many requests may end with an error, namely those that ran at a fault; None: all may, and the
-    server ends. most_gap: seconds that a stream may pause; 0: as the quiet streams allow. is_before: the attack ends before
-    the bystanders come.
+    fault: a name in `bench.faulty`.
+    seconds, clients: the time and the number of clients of the attack.
+    ask: the bystanders' requests, `chats` or `texts`; empty: there are no bystanders.
+    may_fail: how many requests may end with an error because they ran at a fault. None: all, because the server must end.
+    most_gap: the seconds that a stream may pause; 0: the limit depends on the quiet streams.
+    is_before: whether the attack ends before the bystanders start.
     """
 
     attack: Callable[[Stage], Awaitable[None]]
@@ -228,7 +235,7 @@ class Trial:
 
 _MANY = ("--max-queue", "256", "--conversations", "40", "--conversation-ram", "8", "--cache-disk", "32")
 TRIALS = {
-    "decode": Trial(faults, "decode", may_fail=SLOTS),  # those that the third fault hits, too
+    "decode": Trial(faults, "decode", may_fail=SLOTS),  # the third fault may hit the second's requests
     "allocation": Trial(faults, "allocation", may_fail=SLOTS),
     "idle": Trial(idle_conversations, "decode", is_before=True, flags=("--cache-ram", "256")),
     "full-disk": Trial(disk, "full-disk"),
@@ -247,18 +254,18 @@ TRIALS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench endurance`."""
+    """Add the options of `slotcache bench endurance`."""
     add = parser.add_argument
     add("--only", default=",".join(TRIALS), help="trials (default: %(default)s)")
     add("-m", "--model", type=Path, default=MODEL, help="GGUF to serve (default: the embedded model)")
-    add("--seconds", type=float, help="of each attack (default: its own: 3 behind a fault, 600 of mixed load)")
-    add("--clients", type=int, help="of each attack (default: its own: 2,000 that are half open, 6 of mixed load)")
-    add("-t", "--threads", type=int, default=1, help="of the server (default: %(default)s)")
+    add("--seconds", type=float, help="seconds of each attack (default: depends on the trial, 3 for a fault, 600 for mixed)")
+    add("--clients", type=int, help="clients of each attack (default: depends on the trial, such as 2,000 for half-open)")
+    add("-t", "--threads", type=int, default=1, help="threads of the server (default: %(default)s)")
     add("--slotcache-args", default="", metavar="'...'", help="more flags for slotcache serve")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Run each trial on a new server. One complaint fails the benchmark."""
+    """Run each trial on a new server. The benchmark fails if there is a complaint."""
     names = args.only.split(",")
     if unknown := [name for name in names if name not in TRIALS]:
         raise BenchError(f"--only {unknown[0]}: expected some of {', '.join(TRIALS)}")
@@ -272,7 +279,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def report(found: Mapping[str, tuple[Stage, list[str]]]) -> Report:
-    """Return a row for each trial, and the complaints. found: the results by name of the trial."""
+    """Return a row for each trial, and the complaints. found: the results by the trials' names."""
     columns = ("trial", "asked", "failed", "gap ms", "quiet ms", "MiB more", "log kB", "descriptors", "complaints")
     rows = [_row(name, *one) for name, one in found.items()]
     num_complaints = sum(len(of) for _, of in found.values())
@@ -287,7 +294,7 @@ def report(found: Mapping[str, tuple[Stage, list[str]]]) -> Report:
 
 
 def complaints(trial: Trial, stage: Stage) -> list[str]:
-    """Return one line for each event that must not happen."""
+    """Return one line for each observation that is not allowed."""
     right = {one.prompt: one.text for one in stage.quiet}
     found = [f"the quiet run failed: {one.error}" for one in stage.quiet if one.error or not one.ended_once]
     found += stage.wrongs
@@ -335,9 +342,7 @@ async def _play(trial: Trial, server: Server, args: argparse.Namespace) -> Stage
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(server.url, connector=connector) as http:
         stage = Stage(server, http, args.seconds or trial.seconds, args.clients or trial.clients)
-        await rude.ask(
-            http, rude.chats(0, OUTPUT)[0], TIMEOUT
-        )  # uncounted: the first request of a process pays for its start
+        await rude.ask(http, rude.chats(0, OUTPUT)[0], TIMEOUT)  # not counted: the first request of a process is slow
         stage.quiet = await _bystand(trial, http, asyncio.sleep(min(stage.seconds, CALM)))
         descriptors, log, stage.began = _descriptors(server), server.log.stat().st_size, perf_counter()
         watching = [asyncio.create_task(of) for of in (stage.health.watch(http), _watch(stage))]
@@ -367,7 +372,7 @@ async def _attack(trial: Trial, stage: Stage) -> None:
 
 
 async def _bystand(trial: Trial, http: aiohttp.ClientSession, meanwhile: Awaitable[Any]) -> list[Ending]:
-    """Return the requests of all bystanders during `meanwhile`."""
+    """Run the bystanders during `meanwhile`. Return all their requests."""
     enough, asked = asyncio.Event(), {"chats": lambda number: rude.chats(number, OUTPUT), "texts": rude.texts}.get(trial.ask)
     async with asyncio.TaskGroup() as clients:
         bodies = [asked(number) for number in range(BYSTANDERS)] if asked else []

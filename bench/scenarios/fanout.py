@@ -1,4 +1,4 @@
-"""The same prompt in many requests at once: is it computed only once?"""
+"""Sends the same prompt in many requests at once, and measures whether it is computed only once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from ..servers import add_options, arms_for, measured_in_rounds
 class Burst:
     """One round of requests.
 
-    The tokens of the prompt; the most tokens that one request computed, fewer than the prompt's because all prompts share a
-    prefix; the tokens that all requests computed together; the seconds until all have ended.
+    prompt: the tokens of the prompt.
+    once: the most tokens that one request computed. All rounds share a prefix, so it is less than `prompt`.
+    computed: the tokens that all requests computed together.
+    seconds: the time until all requests have ended.
     """
 
     prompt: int
@@ -27,15 +29,15 @@ class Burst:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench fanout`."""
+    """Add the options of `slotcache bench fanout`."""
     add_options(parser, context=32768, slots=8, max_tokens=8)
     add = parser.add_argument
-    add("--requests", type=int, default=8, help="at once (default: %(default)s)")
+    add("--requests", type=int, default=8, help="requests at once (default: %(default)s)")
     add("--prompt-tokens", type=int, default=2600, help="length of the prompt (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send a new text in every round, so that no server has it cached."""
+    """Send a new text in every round, which no server has cached."""
     arms = arms_for(args, llama_slots=args.parallel)
     bursts = measured_in_rounds(arms, args, _burst)
     own, theirs = bursts[arms[0].name], bursts.get("llama-server")

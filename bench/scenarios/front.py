@@ -1,4 +1,4 @@
-"""`slotcache order` in front of one llama-server, of one that reports no figures, and of two behind nginx."""
+"""Measures `slotcache order` before a llama-server, before one that reports no tokens, and before nginx with two of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .relaying import copy, program
 
 DIRECT, ORDERED = "llama-server", "slotcache order, llama-server"
 MUTE = "slotcache order, llama-server that tells no tokens"
-MOST_ASKED = 10  # questions after the engine has lost its cache
+MOST_ASKED = 10  # most questions after the engine has lost its cache
 TWO_AS_FOUND, TWO = "retrieval order, nginx, two llama-servers", "slotcache order, nginx, two llama-servers"
 NGINX = """daemon off;
 pid {folder}/{port}.pid;
@@ -59,14 +59,18 @@ http {{
     }}
 }}
 """
-"""As docs/scale.md has it."""
+"""The configuration in docs/scale.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fronted(Arm):
-    """Engines with programs in front of them. engines: how many. order: the front's `--document-order`; empty: no front.
-    nginx: its path, for more than one engine. is_mute: the front gets no figures of tokens. computed: the prompt tokens that
-    the engines computed in each round.
+    """Engines with programs before them.
+
+    engines: the number of engines.
+    order: the front's `--document-order`; empty: no front.
+    nginx: the path of nginx, for more than one engine.
+    is_mute: whether the front gets no token counts.
+    computed: the prompt tokens that the engines computed in each round.
     """
 
     engines: int = 1
@@ -115,7 +119,7 @@ def _proxy(nginx: str, ports: Sequence[int], folder: Path) -> Server:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench front`."""
+    """Add the options of `slotcache bench front`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument
@@ -125,11 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--burst", type=int, default=10, help="queries on one region in a row (default: %(default)s)")
     add("--overlap", type=float, default=0.6, help="share of documents kept from query to query (default: %(default)s)")
     add("--seed", type=int, default=1)
-    add("--nginx", metavar="PATH", help="nginx, which hashes the affinity header; without it those arms are left out")
+    add("--nginx", metavar="PATH", help="nginx, for arms with two engines; without it, these arms are left out")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send the same queries directly to llama-server, as a client would, and through the front."""
+    """Send the same queries directly to llama-server, and through the front."""
     if not (binary := llama_server(args)):
         raise BenchError("front needs --llama-server PATH")
     queries = burst(args.queries, args.regions, burst=args.burst, k=args.k, overlap=args.overlap, seed=args.seed)
@@ -165,13 +169,16 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _gain(computed: Sequence[float]) -> float:
-    """Return the mute engine's saving over the other engine's. computed: tokens without a front, and with both engines."""
+    """Return the front's saving with a mute engine over its saving with a usual one.
+
+    computed: the computed tokens without the front, with it before a usual engine, and with it before a mute engine.
+    """
     direct, ordered, mute = computed
     return (direct - mute) / max(direct - ordered, 1)
 
 
 def _found_out(args: argparse.Namespace, engine: Callable[[int], list[str]]) -> int:
-    """Return how many questions pass until the front of a mute engine notices its restart with an empty cache."""
+    """Restart a mute engine. Return how many questions the front needs to notice that the cache is empty."""
     port = free_port()
     with ExitStack() as stack:
         first = stack.enter_context(Server(engine(port), port))
@@ -205,7 +212,10 @@ def _bars(before: Outcome, after: Outcome, k: int) -> list[Bar]:
 
 
 def _documents(outcome: Outcome, k: int) -> float:
-    """Return how many documents a query reused, estimated by tokens. The smallest hit is the text before the documents."""
+    """Return the mean number of documents that a query reused, estimated from tokens.
+
+    The smallest number of cached tokens is taken as the length of the text before the documents.
+    """
     results = [result for run in outcome.runs for result in run.answered]
     front = min((result.cached_tokens for result in results if result.cached_tokens), default=0)
     return mean([k * max(result.cached_tokens - front, 0) / (result.prompt_tokens - front) for result in results])

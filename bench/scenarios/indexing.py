@@ -1,4 +1,4 @@
-"""A stream during the index of a folder: its tokens per second while files are read, over those before and after."""
+"""Measures a stream's tokens per second while files are indexed, over its speed before and after."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..servers import add_options, arms_for, sampling
 from ..trace import prose
 
 SHARE, CHUNKS_PER_SECOND = 0.97, 200.0  # targets
-SECTIONS, WORDS = 12, 200  # of a file: each section is a document
-POLL = 0.3  # s between two looks whether all files are read: each look costs the stream some ms
+SECTIONS, WORDS = 12, 200  # sections of a file, and words of a section; each section becomes one chunk
+POLL = 0.3  # s between two requests for the progress, each of which costs the stream some ms
 PROMPT = 200  # tokens of the stream's prompt
 TOKENS = "slotcache_generated_tokens_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of the stream. chunks: how many were indexed in this time."""
+    """A part of the stream's time. tokens: the stream's tokens. chunks: the number of chunks indexed."""
 
     seconds: float
     tokens: int
@@ -39,7 +39,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """quiet: windows before, between and after those of `busy`. vectors: how many were computed during the stream."""
+    """The windows and vectors of a run.
+
+    quiet: the windows before, between and after the windows of `busy`.
+    busy: the windows in which files are read.
+    vectors, vectors_later: the numbers of vectors computed during the stream and after it.
+    """
 
     quiet: list[Window]
     busy: list[Window]
@@ -48,17 +53,17 @@ class Measured:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench indexing`."""
+    """Add the options of `slotcache bench indexing`."""
     add_options(parser)
     add = parser.add_argument
-    add("--files", type=int, default=100, help=f"files of a window, of {SECTIONS} documents each (default: %(default)s)")
+    add("--files", type=int, default=100, help=f"files of a window, with {SECTIONS} chunks each (default: %(default)s)")
     add("--windows", type=int, default=5, help="windows in which files are read (default: %(default)s)")
     add("--quiet", type=float, default=5.0, help="seconds of each window without files (default: %(default)s)")
-    add("--embedding-model", metavar="GGUF", help="compute vectors, too: beside a stream there may be none")
+    add("--embedding-model", metavar="GGUF", help="also compute vectors, which must wait while the stream runs")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the speed of one long stream, alternately with files to read and without."""
+    """Measure the speed of one long stream, with and without files to read, in turn."""
     if args.url:
         raise BenchError("indexing starts a server with a folder of its own: leave --url out")
     with tempfile.TemporaryDirectory() as temporary:
@@ -133,7 +138,7 @@ async def _quiet(client: Client, args: argparse.Namespace) -> Window:
 
 
 async def _busy(client: Client, args: argparse.Namespace, folder: Path, number: int) -> Window:
-    """Let the server read new files, and return the window of that time."""
+    """Let the server read new files. Return the window of this time."""
     aside = folder.with_name(f"aside-{number}")
     _write(aside, number, args.files)
     chunks = await _sum(client, "chunks")
@@ -168,7 +173,7 @@ async def _all_read(client: Client, num_files: int) -> None:
 
 
 async def _sum(client: Client, figure: str) -> int:
-    """Return the chunks or the vectors of all files."""
+    """Return the number of chunks or vectors in all files."""
     found, after = 0, ""
     while after is not None:
         page = await _sources(client, after=after)

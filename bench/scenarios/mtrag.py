@@ -1,4 +1,4 @@
-"""MT-RAG's human conversations, with their history and questions, and documents of a real retriever."""
+"""Measures MT-RAG's human conversations, with documents from a real retriever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..trace import mtrag
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One means of reuse, added to the earlier parts: request fields, server flags, and whether sessions share KV."""
+    """One kind of reuse that is added to the earlier parts: request fields, server flags, and whether sessions share KV."""
 
     name: str
     fields: dict[str, Any]
@@ -38,7 +38,7 @@ PARTS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench mtrag`."""
+    """Add the options of `slotcache bench mtrag`."""
     add_options(parser)
     add_clients(parser)
     add = parser.add_argument
@@ -47,14 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--query-form", choices=("lastturn", "rewrite", "questions"), default="rewrite", help="default: %(default)s")
     add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
     add("--sessions", type=int, default=8, help="conversations, 0 for all (default: %(default)s)")
-    add("--turns", type=int, default=3, help="turns of each, 0 for all (default: %(default)s)")
+    add("--turns", type=int, default=3, help="turns of each conversation, 0 for all (default: %(default)s)")
     add("--active", type=int, default=4, help="conversations interleaved at a time (default: %(default)s)")
     add("--parts", action="store_true", help="one arm for each part of slotcache, added to the parts before it")
     add("--no-order-hint", dest="order_hint", action="store_false", help="leave the retrieval ranking out of prompts")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Send all turns. For every arm each turn's history has the documents of earlier turns."""
+    """Send all turns to every arm. The history of a turn has the documents of earlier turns."""
     if not args.data or not Path(args.data).is_dir():
         raise Skip(f"mtrag needs --data PATH or {DATA_VARIABLE}: a folder that holds mtrag_retrieved/")
     try:
@@ -86,7 +86,7 @@ def _bars(outcomes: Sequence[Outcome], parts: bool) -> list[Bar]:
     if theirs is None:
         return []
     own = outcomes[-2 if parts else 0]
-    computed = p50 = nan  # unless both answered every query
+    computed = p50 = nan  # a figure needs all answers of both arms
     if not problems([own, theirs]):
         computed = own.total("computed_tokens") / theirs.total("computed_tokens")
         p50 = own.ttft.p50 / theirs.ttft.p50

@@ -1,4 +1,4 @@
-"""The evaluations of the papers: curves over the rate, the workload and memory; orders; conversations of four turns."""
+"""Repeats the papers' evaluations: curves over the rate, the workload and memory; orders; conversations of four turns."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ from ..simulated import serve, shuffled
 from ..trace import Query, burst, conversations, skewed
 
 MODELS = ("bench", "embedded")
-PAUSE = 0.1  # s after each answer of a client that asks alone: idle KV moves meanwhile
+PAUSE = 0.1  # s after each answer to a single client, in which idle KV moves
 WARM_UP = 5  # first requests of a trace, which do not count, as in RAGCache++ and CacheWeaver
-FAST = 0.6  # of the cold median, likewise
-TIMES = 5.0  # of the TTFT at the lowest rate: RAGCache's limit (7, Metrics)
+FAST = 0.6  # times the cold median: a request with a lower TTFT is fast, as in these papers
+TIMES = 5.0  # times the TTFT at the lowest rate: RAGCache's limit (7, Metrics)
 REQUIRED = 1.6  # slotcache's rate at that limit over llama-server's
-TOKENS = 200  # of a document, about, as in the papers
+TOKENS = 200  # approximate tokens of a document, as in the papers
 WORDS = {"embedded": 88}
-"""Of a document, where a tokenizer is not a usual one: the embedded model's takes over two tokens a word."""
+"""The words of a document if a model's tokenizer is unusual. The embedded model's has more than two tokens per word."""
 USUAL = 158
-LONG = 2.5  # times as long are the documents of the skewed trace: two of them are a prompt like five others
+LONG = 2.5  # times the usual length: a document of the skewed trace, so that two are as long as five usual documents
 TRACES = ("burst", "skewed")
-SHUFFLED = ("rate", "memory", "steady")  # panels of a trace that does not depend on what they vary
-EVERYTHING = 8192  # MiB of host memory: more than any trace here fills
+SHUFFLED = ("rate", "memory", "steady")  # panels that do not vary the trace
+EVERYTHING = 8192  # MiB of host memory, enough for all KV of any trace here
 THEIRS = "llama-server"
 AT_ONCE = 4  # clients of the steady state
-GAINED = 1.5  # slotcache's rate there over llama-server's
+GAINED = 1.5  # slotcache's rate in the steady state over llama-server's
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """slotcache with one part changed. fields: of each request. flags: of the server. order: the policy by which this module
-    orders documents; empty: the server orders them.
+    """slotcache with one part changed.
+
+    fields: the fields of each request.
+    flags: the flags of the server.
+    order: the policy by which this module orders documents; empty: the server orders them.
     """
 
     name: str
@@ -67,7 +70,7 @@ PARTS = (COLD, RANKED, SORTED, RECENT, GREEDY, FIFO, *(way for way in EVICTION i
 
 
 class ClientOrder:
-    """Orders documents before they are sent, by a tree of the orders sent before, like CacheWeaver's middleware."""
+    """Orders documents before sending, by a tree of all orders sent so far, as CacheWeaver's middleware does."""
 
     def __init__(self, policy: str) -> None:
         self._policy, self._tree = policy, KnowledgeTree()
@@ -86,7 +89,12 @@ class ClientOrder:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a panel. parts: the loads at which arms without one part run. memory: shares of all KV of the trace."""
+    """The size of a panel.
+
+    loads: the request rates, as multiples of the rate that slotcache can serve without its cache.
+    parts: the loads at which arms with one part changed run.
+    memory: the sizes of host memory, as shares of the trace's whole KV.
+    """
 
     requests: int = 60
     requests_a_load: int = 70
@@ -111,7 +119,7 @@ Drive = Callable[[Client], Awaitable[Run]]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A panel on one model. points: where its figures are stored."""
+    """A panel on one model. points: the stored figures."""
 
     args: argparse.Namespace
     model: str
@@ -119,30 +127,28 @@ class Study:
     points: Points
 
     def arm(self, way: Way, **changed: Any) -> Arm:
-        """Return an arm of slotcache in one way. changed: options of the servers."""
+        """Return an arm of slotcache in one way. changed: changed options of the servers."""
         args = self._changed(changed)
         fields = dict(way.fields) | ({} if args.order_hint else {"order_hint": False})
         api = ClientOrder(way.order) if way.order else ChatApi(documents_field=True, extra=fields)
         return replace(arms_for(args, slotcache_flags=way.flags)[0], name=way.name, api=api)
 
     def theirs(self, slots: int | None = None, **changed: Any) -> list[Arm]:
-        """Return the arm of llama-server, if its path is given. slots: None for its own default."""
+        """Return the arm of llama-server if its path is given, else none. slots: None for llama-server's own default."""
         return [arm for arm in arms_for(self._changed(changed), llama_slots=slots) if arm.name == THEIRS]
 
     @property
     def words(self) -> int:
-        """Words of a document."""
+        """The words of a document."""
         return WORDS.get(self.model, USUAL)
 
     def trace(self, number: int, k: int = 5, share: float = 0.6, seed: int | None = None) -> list[Query]:
-        """Return the burst trace, with regions of 10 documents, or more if questions need more. share: the overlap of
-        questions.
-        """
+        """Return the burst trace. share: the overlap of questions. Regions have 10 documents, or more if necessary."""
         room, chosen = max(10, 2 * k - round(k * share)), self.args.seed if seed is None else seed
         return burst(number, k=k, overlap=share, documents_per_region=room, words=self.words, seed=chosen)
 
     def shuffled(self, number: int) -> list[Query]:
-        """Return the trace of `--trace`. A burst trace is shuffled, as if many users asked."""
+        """Return the trace of `--trace`. A burst trace is shuffled, as if many users asked at once."""
         if self.args.trace == "skewed":
             return skewed(number, words=round(LONG * self.words), seed=self.args.seed)
         queries = self.trace(number)
@@ -150,7 +156,7 @@ class Study:
         return queries
 
     def measure(self, arm: Arm, drives: Drive, at: At) -> dict[str, Any]:
-        """Return the figures of one point, each a list with one value a request. at: the values that identify the point."""
+        """Return the figures of one point, each as a list of one value per request. at: values that identify the point."""
         options = {name: getattr(self.args, name) for name in ("parallel", "threads", "flash_attn", "repack")}
         options |= {"tokens": self.args.max_tokens, "own": self.args.slotcache_args, "llama": self.args.llama_args}
         options |= {"hint": self.args.order_hint, "seed": self.args.seed, "words": self.words}
@@ -166,8 +172,9 @@ class Study:
         return self.points.point(point, measured)
 
     def curves(self, points: Iterable[tuple[Any, Arm, Drive, At]]) -> dict[str, Curve]:
-        """Measure points, and return curves by arm. A point is a value of an axis, an arm, a way to drive it, and values
-        that identify it.
+        """Measure points, and return curves by arm.
+
+        points: for each point, a value of the axis, the arm, how to drive it, and values that identify the point.
         """
         found: dict[str, Curve] = {}
         for value, arm, drives, at in points:
@@ -175,7 +182,7 @@ class Study:
         return found
 
     def footprint(self, queries: Sequence[Query]) -> float:
-        """Return the MiB of host memory that all KV of these requests takes."""
+        """Return the MiB of host memory for all KV of these requests."""
 
         async def kept(client: Client) -> float:
             await _closed(queries)(client)
@@ -190,19 +197,19 @@ class Study:
 
     @property
     def label(self) -> str:
-        """The model, for titles of tables; with the trace if it is not the usual trace."""
+        """The model for titles of tables, with the trace if it is unusual."""
         return "-".join([self.model, *self._trace.values()])
 
     @property
     def _trace(self) -> dict[str, str]:
-        """The values that identify points of an unusual trace."""
+        """The values that identify points of an unusual trace; empty for the usual trace."""
         return {} if self.args.trace == TRACES[0] else {"workload": self.args.trace}
 
     def _changed(self, changed: At) -> argparse.Namespace:
         return argparse.Namespace(**vars(self.args) | dict(changed))
 
 
-Curve = list[tuple[Any, dict[str, Any]]]  # values of an axis with the figures there
+Curve = list[tuple[Any, dict[str, Any]]]  # values of an axis, each with its figures
 
 
 @dataclass(slots=True)
@@ -215,18 +222,18 @@ class Findings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench paper`."""
+    """Add the options of `slotcache bench paper`."""
     add = parser.add_argument
     panels = "; ".join(f"{name}: {about}" for name, (about, _) in PANELS.items())
     add("name", choices=(*PANELS, "all"), help=f"panel: {panels}")
     add_options(parser, max_tokens=6)
     every = ",".join(way.name for way in PARTS)
     add("--parts", default=every, help="rate: arms with a part switched off, '' for none (default: %(default)s)")
-    add("--quick", action="store_true", help="few requests and few points: whether it runs, no result")
-    text = "folder of points; what is there stays (default: %(default)s)"
+    add("--quick", action="store_true", help="few requests and few points, to see whether it runs; no result")
+    text = "folder of points; points in it are not measured again (default: %(default)s)"
     add("--out", type=Path, default=Path("paper"), help=text)
     add("--models", default=",".join(MODELS), help="without -m: some of %(default)s (default: all)")
-    text = "rate: memory for idle KV in both servers, a share of what the trace would keep (default: %(default)s)"
+    text = "rate: memory for idle KV in both servers, as a share of the trace's whole KV (default: %(default)s)"
     add("--host-memory", type=float, default=0.25, help=text)
     text = "rate, memory, steady: RAGCache++'s bursts, shuffled, or RAGCache's popular documents (default: %(default)s)"
     add("--trace", choices=TRACES, default=TRACES[0], help=text)
@@ -235,7 +242,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure the points of a panel that its folder does not have yet. Return its tables."""
+    """Measure the points that the folder does not have yet. Return the tables of the panels."""
     if args.url:
         raise BenchError("paper starts a server for each point: leave --url out")
     if args.trace != TRACES[0] and args.name not in SHUFFLED:
@@ -257,7 +264,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Return the models by name, with their files. Raises BenchError."""
+    """Return the names and files of the models. Raises BenchError."""
     if args.model:
         return [(args.model.stem, bench_model(args))]
     names = args.models.split(",")
@@ -266,13 +273,11 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Path]]:
     return [(name, EMBEDDED if name == "embedded" else bench_model(args)) for name in names]
 
 
-# ---- (a) An open loop: TTFT over the rate of requests (RAGCache 7.1, 7.4). ----------------------------------------------
+# ---- (a) An open loop: TTFT by the rate of requests (RAGCache 7.1, 7.4). ------------------------------------------------
 
 
 def rate(study: Study) -> Findings:
-    """Send the shuffled burst trace at random moments, at rates up to three times what slotcache can serve without its
-    cache.
-    """
+    """Send a trace at random moments, at rates up to three times the rate that slotcache can serve without its cache."""
     args, size = study.args, study.size
     ways, queries = (OWN, *_parts(args.parts)), study.shuffled(size.requests_a_load)
     few = queries[: max(3, size.requests // 6)]
@@ -314,7 +319,7 @@ def rate(study: Study) -> Findings:
 
 
 def _parts(names: str) -> list[Way]:
-    """Return the arms of these names. Raises BenchError."""
+    """Return the ways with these names. Raises BenchError."""
     known = {way.name: way for way in PARTS}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := [name for name in chosen if name not in known]:
@@ -323,16 +328,16 @@ def _parts(names: str) -> list[Way]:
 
 
 def poisson(number: int, each_second: float, seed: int) -> list[float]:
-    """Return the arrivals of a Poisson process, in seconds. A higher rate has the same arrivals, only closer together."""
+    """Return the arrivals of a Poisson process, in seconds. A higher rate gives the same arrivals, but closer together."""
     rng = random.Random(f"arrivals {seed}")
     return list(accumulate(rng.expovariate(1.0) / each_second for _ in range(number)))
 
 
 def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tuple[float, bool]:
-    """Return the rate at which the mean TTFT passes a limit, and True; if it never does, the highest rate, and False.
+    """Return the rate at which the mean TTFT passes a limit, and True. If it never does, return the highest rate and False.
 
-    curve: rates, ascending, with mean TTFT; between two rates it is a line. limit: by default 5 times the TTFT at the lowest
-    rate.
+    curve: the rates, ascending, with their mean TTFT, which is interpolated linearly.
+    limit: a TTFT; None for 5 times the TTFT at the lowest rate.
     """
     limit = TIMES * curve[0][1] if limit is None else limit
     before = (0.0, 0.0)
@@ -348,7 +353,12 @@ def knee(curve: Sequence[tuple[float, float]], limit: float | None = None) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The quantity that varies. trace: returns so many requests for a value. many: returns the clients for a value."""
+    """A quantity that varies.
+
+    values: returns its values for a size of panels.
+    trace: returns a number of requests for a value.
+    many: returns the number of clients for a value.
+    """
 
     name: str
     values: Callable[[Size], Sequence[Any]]
@@ -387,9 +397,7 @@ def _closed(queries: Sequence[Query], many: int = 1) -> Drive:
 
 
 def memory(study: Study) -> Findings:
-    """Vary the host memory for idle KV, from none to enough for the whole trace, for each eviction policy (RAGCache, table
-    2).
-    """
+    """Vary the host memory for idle KV from none to enough for the whole trace, by eviction policy (RAGCache, table 2)."""
     queries = study.shuffled(study.size.requests)
     whole = study.footprint(queries)
 
@@ -408,9 +416,9 @@ def memory(study: Study) -> Findings:
 
 
 def steady(study: Study) -> Findings:
-    """Let clients ask without a pause, also after the cache is full. The first half of the requests does not count.
+    """Let clients ask without a pause until the cache is full and beyond. The first half of the requests does not count.
 
-    RAGCache measures an hour. The possible gain is llama-server's number of computed tokens over slotcache's.
+    RAGCache measures an hour. The possible gain is llama-server's computed tokens over slotcache's.
     """
     queries = study.shuffled(study.size.steady)
     first, flags = len(queries) // 2, f" -cram {EVERYTHING}"
@@ -433,7 +441,7 @@ def steady(study: Study) -> Findings:
 
 
 def _seconds(one: Mapping[str, Any]) -> float:
-    """Return the seconds from the first of these requests to the end of the last one."""
+    """Return the seconds from the start of the first request to the end of the last."""
     return max(map(sum, zip(one["started"], one["latency"], strict=True))) - min(one["started"])
 
 
@@ -441,8 +449,9 @@ def _seconds(one: Mapping[str, Any]) -> float:
 
 
 def orders(study: Study) -> Findings:
-    """Send the burst trace in each order, one request at a time, with several seeds. Compare the share of fast requests and
-    the savings.
+    """Send the burst trace in each order of documents, one request at a time, with several seeds.
+
+    The tables compare the share of fast requests and the saved time and tokens.
     """
     ways = (COLD, RANKED, SORTED, RECENT, GREEDY, replace(OWN, name="exact order"), ORACLE)
 
@@ -481,13 +490,13 @@ def _percents(shares: Sequence[Sequence[float]], *figures: Callable[[Sequence[fl
 
 
 def _of_oracle(costs: Mapping[str, Sequence[float]], name: str) -> Cell:
-    """Return a way's gain over retrieval order, in % of the oracle's gain. costs: of each seed."""
+    """Return a way's gain over retrieval order, in % of the oracle's gain. costs: the costs of each way, by seed."""
     three = zip(costs[RANKED.name], costs[name], costs[ORACLE.name], strict=True)
     return spread([100 * (ranked - own) / (ranked - best) if ranked != best else nan for ranked, own, best in three])
 
 
 def _num_reusing(one: Mapping[str, Any]) -> int:
-    """Return how many requests reused a document, that is, more than the system prompt, which all requests share."""
+    """Return how many requests reused a document, which is more than the system prompt that all requests share."""
     cached = [cached for cached, _ in _tokens(one)]
     return sum(number > min(cached) + TOKENS // 2 for number in cached)
 
@@ -496,11 +505,11 @@ def _p95(values: Sequence[float]) -> float:
     return percentile(values, 0.95)
 
 
-# ---- (d) Four turns, with a cache and without (ADR 007). ----------------------------------------------------------------
+# ---- (d) Four turns, with and without a cache (ADR 007). ----------------------------------------------------------------
 
 
 def turns(study: Study) -> Findings:
-    """Send conversations of four turns, one after the other, with the cache and without."""
+    """Send conversations of four turns, one after the other, with and without the cache."""
     chats = sorted(conversations(study.size.chats, turns=4, seed=study.args.seed), key=lambda query: query.session)
     rows, ratios = [], []
     for arm in [study.arm(replace(OWN, name="with prefix cache")), study.arm(COLD), *study.theirs()]:
@@ -517,11 +526,11 @@ def turns(study: Study) -> Findings:
     return Findings([whole, Table(f"turns, {study.model}, by turn", columns, ratios)])
 
 
-# ---- (e) The time of scheduling over the rate of requests (RAGCache 7.5). -----------------------------------------------
+# ---- (e) The time of scheduling by the rate of requests (RAGCache 7.5). -------------------------------------------------
 
 
 SIMULATED = "scheduling"
-RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # requests/s: a prompt alone takes 0.34 s there
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # requests/s; in the simulation a single prompt takes 0.34 s
 
 
 def scheduling(study: Study) -> Findings:
@@ -567,12 +576,12 @@ def _tokens(one: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def _measured(one: Mapping[str, Any], uncounted: int = WARM_UP) -> dict[str, Any]:
-    """Return the figures without the first requests. uncounted: how many."""
+    """Return the figures without the first requests. uncounted: the number of these requests."""
     return {name: value[uncounted:] if isinstance(value, list) else value for name, value in one.items()}
 
 
 def _errors(curves: Mapping[str, Curve]) -> list[str]:
-    """Return one line for each arm that had errors, with the first one."""
+    """Return one line for each arm with errors: their number, and the first error."""
     failed = {name: [error for _, one in curve for error in one["error"] if error] for name, curve in curves.items()}
     return [f"{name}: {len(found)} requests failed, the first with: {found[0]}" for name, found in failed.items() if found]
 

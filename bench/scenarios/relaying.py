@@ -1,6 +1,4 @@
-"""The time that `slotcache order` adds to each request and each chunk, compared with a proxy that only copies bytes. No
-model.
-"""
+"""Measures the time that `slotcache order` adds to requests and chunks, compared with a proxy that copies bytes."""
 
 from __future__ import annotations
 
@@ -28,17 +26,17 @@ DIRECT, BARE, FRONT = "direct", "a proxy that copies bytes", "slotcache order"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench relay`."""
+    """Add the options of `slotcache bench relay`."""
     add = parser.add_argument
-    add("--requests", type=int, default=200, help="of each arm, a round (default: %(default)s)")
-    add("--chunks", type=int, default=400, help="of the one long stream of each arm, a round (default: %(default)s)")
-    add("--gap", type=float, default=5.0, help="ms between them (default: %(default)s)")
-    add("--streams", type=int, default=0, metavar="N", help="as many run beside everything (default: %(default)s)")
-    add("--rounds", type=int, default=5, help="all arms in turn (default: %(default)s)")
+    add("--requests", type=int, default=200, help="requests of each arm in a round (default: %(default)s)")
+    add("--chunks", type=int, default=400, help="chunks of each arm's long stream in a round (default: %(default)s)")
+    add("--gap", type=float, default=5.0, help="ms between two chunks (default: %(default)s)")
+    add("--streams", type=int, default=0, metavar="N", help="streams beside the measured requests (default: %(default)s)")
+    add("--rounds", type=int, default=5, help="rounds, each with all arms in turn (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Measure all arms in turn: the time of a short answer, and the time from the sending of a chunk to its arrival."""
+    """Measure all arms in turn: the time of a short answer, and the time from sending a chunk to its arrival."""
     documents = [{"id": f"d{number}", "text": "word " * 250} for number in range(5)]
     bodies = {
         "plain": {"messages": [{"role": "user", "content": "?" * 6000}], "stream": True},
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace, figures: dict[str, list[float]]) -> None:
-    """Add the seconds of short answers, and the way of each chunk of a long answer, while other streams run."""
+    """Add to `figures` the seconds of short answers and of the way of each chunk, while other streams run."""
     asked = bodies["plain"] | {"max_tokens": args.chunks, "gap": args.gap / 1000}
 
     async def stream() -> None:
@@ -88,7 +86,7 @@ async def _measure(port: int, bodies: dict[str, Body], args: argparse.Namespace,
 
 
 async def _ask(port: int, body: Body) -> tuple[float, list[float]]:
-    """Send a request. Return the seconds of the whole answer, and for each chunk from its time stamp to its arrival."""
+    """Send a request. Return the seconds of the answer, and the seconds from each chunk's time stamp to its arrival."""
     data, lags = json.dumps(body).encode(), list[float]()
     began = perf_counter()
     reader, writer = await asyncio.open_connection(HOST, port)
@@ -116,7 +114,7 @@ def _front(engine: int) -> Iterator[int]:
 
 @contextmanager
 def program(serve: Callable[..., Awaitable[None]], *arguments: int) -> Iterator[int]:
-    """Run a server in a process of its own. Yield its port."""
+    """Run a server in another process. Yield its port."""
     port = free_port()
     process = get_context("spawn").Process(target=_run, args=(serve, port, *arguments), daemon=True)
     process.start()
@@ -147,7 +145,7 @@ def _wait_for(port: int) -> None:
 
 
 async def _engine(port: int) -> None:
-    """Answer each request with a stream whose chunks carry the time when they were sent."""
+    """Answer each request with a stream. Each chunk contains the time at which it was sent."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -179,7 +177,7 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def copy(port: int, engine: int, is_mute: int = 0) -> None:
-    """Copy the bytes of each connection to the engine and back. is_mute: no answer reports its tokens."""
+    """Copy the bytes of each connection to the engine and back. is_mute: remove token counts from answers."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

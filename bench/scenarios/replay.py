@@ -1,4 +1,4 @@
-"""A recorded session of an agent with sub-agents, sent to servers: what each computes, and how long each request waits."""
+"""Sends a recorded session of an agent with sub-agents to servers. Measures the computed tokens and TTFT of each request."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ..servers import Arm, arms_for, in_rounds, sampling
 OWN, THEIRS, REUSE = "slotcache", "llama-server", 256
 MESSAGES, BILLED = "slotcache, /v1/messages", "slotcache, a billing line"
 CACHED = {"cache_prompt": True, "session_id": "replay", "volatile": "move"}
-CUT_AFTER = 1 / 3  # of the prompt that is not cached
-SAMPLE = 30_000  # characters of a session that shows how long a token is
+CUT_AFTER = 1 / 3  # of the uncached tokens of a prompt
+SAMPLE = 30_000  # characters of a session from which the length of a token is measured
 SPARE = 512  # tokens of context beyond the longest prompt
 IDLE_TOKENS, TOKENS = "slotcache_idle_prompt_tokens_total", "slotcache_prompt_tokens_total"
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={:05x};"
@@ -36,10 +36,10 @@ BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cc
 
 @dataclass(frozen=True, slots=True)
 class RecordedChat(ChatApi):
-    """OpenAI's chat, with the messages of a recording."""
+    """OpenAI's chat API, with the messages of a recording."""
 
     def recorded(self, request: Request, number: int, sampling: Sampling) -> tuple[str, Body]:
-        """Return the path and the body of a request. number: its index in the session."""
+        """Return the path and the body of a request. number: the request's index in the session."""
         body = {"model": "default", "messages": request.messages, "tools": request.tools, "temperature": 0, "stream": True}
         body |= {"stream_options": {"include_usage": True}, "max_tokens": sampling.max_tokens, "ignore_eos": True}
         return "/v1/chat/completions", body | dict(self.extra or {})
@@ -47,8 +47,9 @@ class RecordedChat(ChatApi):
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessages(RecordedChat):
-    """Anthropic's messages, with those of a recording. billed: each request starts with Claude Code's billing line, which
-    changes.
+    """Anthropic's messages API, with the messages of a recording.
+
+    billed: whether each request starts with Claude Code's billing line, which differs in each request.
     """
 
     billed: bool = False
@@ -63,7 +64,7 @@ class RecordedMessages(RecordedChat):
 
     def read(self, event: Body) -> StreamChunk:
         if "type" not in event:
-            return RecordedChat.read(self, event)  # of the request that warms the server up
+            return RecordedChat.read(self, event)  # the request that warms up the server
         delta, usage = event.get("delta") or {}, event.get("usage") or {}
         if event["type"] != "message_delta":
             return StreamChunk(text=delta.get("text", ""), has_token=event["type"] == "content_block_delta")
@@ -90,14 +91,16 @@ def _blocks(message: Body) -> Body:
     return {"role": message["role"], "content": calls or message["content"]}
 
 
-# ---- One session of one server --------------------------------------------------------------------------------------------
+# ---- One session of one server ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request and its result. cut: tokens that an earlier try computed before its client disconnected. is_first: the first
-    request of its agent after the restart. new: tokens after the longest prefix that an earlier prompt of the session
-    shares.
+    """A request and its result.
+
+    cut: the tokens that an earlier try computed before its client disconnected.
+    is_first: whether it is the first request of its agent after the restart.
+    new: the tokens after the longest prefix that it shares with an earlier prompt of the session.
     """
 
     request: Request
@@ -112,17 +115,17 @@ class Turn:
 
     @property
     def read_again(self) -> int:
-        """Tokens that were computed again: the session had sent their text before, or the cut try had computed them."""
+        """Recomputed tokens: the session had sent their text before, or the cut try had computed them."""
         return max(0, self.computed - self.num_unseen)
 
     @property
     def num_unseen(self) -> int:
-        """Tokens of the prompt whose text was new to the session."""
+        """The tokens of the prompt whose text the session had not sent before."""
         return round(self.request.new * self.result.prompt_tokens)
 
     @property
     def is_thrown_away(self) -> bool:
-        """Whether more than half of the known part of the prompt was computed again."""
+        """Whether more than half of the known part of the prompt was recomputed."""
         known = (1 - self.request.new) * self.result.prompt_tokens + self.cut
         return self.read_again > known / 2
 
@@ -135,10 +138,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session and its results. idle: prompt tokens that the server computed in idle time.
+    """A session and its results.
 
-    counted: prompt tokens that the server computed for requests, by its own count; None: it has no such count. The count
-    includes the last tokens of a cut try, which the client does not see.
+    idle: the prompt tokens that the server computed in idle time.
+    counted: the prompt tokens that the server computed for requests, by its own count; None if it has no such count. The
+    count includes the last tokens of a cut try, which the client does not see.
     """
 
     turns: tuple[Turn, ...]
@@ -173,12 +177,12 @@ FIGURES: dict[str, Callable[[Session], float]] = {
     "computed after the restart": lambda session: sum(turn.computed for turn in session.restarted),
     RESTARTED: lambda session: 1000 * Summary.of(turn.result.ttft for turn in session.restarted).p50,
 }
-"""Columns of the table; medians over rounds."""
-BARS = {"computed": 0.35, "TTFT p50 ms": 0.4, RESTARTED: 0.4}  # of llama-server's at its best
+"""Columns of the table. Each figure is a median over the rounds."""
+BARS = {"computed": 0.35, "TTFT p50 ms": 0.4, RESTARTED: 0.4}  # share of llama-server's best figure
 
 
 def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Namespace) -> Session:
-    """Send a session to a server, which is restarted in the middle. new: the field of `Turn`, for each request."""
+    """Send a session to a server, which is restarted in the middle. new: `Turn.new` of each request."""
     turns: list[Turn] = []
     counts, seen, asked = np.zeros(2, int), set[str](), sampling(args)
     middle = recording.restart if args.restart else len(recording.waves)
@@ -207,14 +211,14 @@ def play(arm: Arm, recording: Recording, new: Sequence[int], args: argparse.Name
 
 
 async def _counts(client: Client) -> np.ndarray:
-    """Return the prompt tokens that slotcache computed in idle time, and those for requests; nothing for llama-server."""
+    """Return the prompt tokens that slotcache computed in idle time, and for requests. For llama-server, both are 0."""
     if not client.name.startswith(OWN):
         return np.zeros(2, int)
     return np.array([await client.gauge(name) for name in (IDLE_TOKENS, TOKENS)], int)
 
 
 async def _ask(client: Client, request: Request, number: int) -> tuple[Result, int]:
-    """Return the result of a request, and the tokens that a cut try computed before."""
+    """Return the result of a request, and the tokens that its cut try computed before."""
     assert isinstance(client.api, RecordedChat)
     path, body = client.api.recorded(request, number, client.sampling)
     try:
@@ -225,7 +229,7 @@ async def _ask(client: Client, request: Request, number: int) -> tuple[Result, i
 
 
 async def _hang_up(client: Client, path: str, body: Body) -> int:
-    """Send a request, and disconnect during its prefill. Return the tokens that were computed until then."""
+    """Send a request, and disconnect during its prefill. Return the tokens computed until then."""
     computed = 0
     async with client.http.post(path, json=body | {"return_progress": True}, raise_for_status=True) as answer:
         async for line in answer.content:
@@ -240,23 +244,23 @@ async def _hang_up(client: Client, path: str, body: Body) -> int:
     return computed
 
 
-# ---- The comparison -------------------------------------------------------------------------------------------------------
+# ---- The comparison -----------------------------------------------------------------------------------------------------
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
     """Add the options of `slotcache bench agent --replay`."""
     add = parser.add_argument
     add("--replay", action="store_true", help="replay one recorded session with sub-agents, in place of the tasks")
-    add("--size", type=int, default=12000, metavar="TOKENS", help="of its longest prompt (default: %(default)s)")
+    add("--size", type=int, default=12000, metavar="TOKENS", help="of the session's longest prompt (default: %(default)s)")
     add("--cache-ram", type=int, default=1024, help="MiB of host memory of each server (default: %(default)s)")
-    text = "start each server anew in the middle of the session (default: %(default)s)"
+    text = "restart each server in the middle of the session (default: %(default)s)"
     add("--restart", action=argparse.BooleanOptionalAction, default=True, help=text)
     add("--turns", action="store_true", help="print what each request computed, in each arm")
-    add("--billing", action="store_true", help="also by /v1/messages, with a changing billing line and without one")
+    add("--billing", action="store_true", help="add arms of /v1/messages, with and without a billing line that changes")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Replay the session on slotcache, and on llama-server with its best settings."""
+    """Replay the session on slotcache, and on llama-server with its best flags."""
     with template_flag() as flag, TemporaryDirectory(prefix="slotcache-bench-") as name:
         arms = _arms(args, flag, Path(name))
         recording, new = _sized(arms[0], args)
@@ -276,8 +280,9 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
-    """Return slotcache with a folder for its KV, and llama-server with as much memory, both with `--cache-reuse` and
-    without.
+    """Return slotcache with a folder for its KV, and two arms of llama-server with as much memory.
+
+    Only the second of these has `--cache-reuse`. With `--billing`, there are two more arms of slotcache.
     """
     shown = copy(args)
     memory = f"{flag} --cache-ram {args.cache_ram}"
@@ -297,9 +302,9 @@ def _arms(args: argparse.Namespace, flag: str, folder: Path) -> list[Arm]:
 
 
 def _sized(arm: Arm, args: argparse.Namespace) -> tuple[Recording, list[int]]:
-    """Return a session whose longest prompt has `--size` tokens, and the number of new tokens of each prompt.
+    """Return a session whose longest prompt has `--size` tokens, and the number of new tokens in each prompt.
 
-    Raises BenchError if a prompt does not fit.
+    Raises BenchError if `-c` is too small for the session.
     """
     if args.ctx_size < (least := round(1.1 * args.size) + args.max_tokens + SPARE):
         raise BenchError(f"-c {args.ctx_size}: a session of {args.size} tokens needs {least} or more")
@@ -321,7 +326,7 @@ async def _prompt(http: aiohttp.ClientSession, request: Request) -> Prompt:
 
 
 def new_tokens(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of new tokens of each prompt: those after the longest prefix that an earlier prompt shares."""
+    """Return the number of tokens in each prompt after the longest prefix that it shares with an earlier prompt."""
     arrays = [np.array(prompt, np.int32) for prompt in prompts]
     shared = ([common_prefix(prompt, earlier) for earlier in arrays[:at]] for at, prompt in enumerate(arrays))
     return [len(prompt) - max(known, default=0) for prompt, known in zip(arrays, shared, strict=True)]
@@ -332,7 +337,7 @@ def _middle(sessions: Sequence[Session], figure: str) -> float:
 
 
 def _turns(played: dict[str, list[Session]]) -> Table:
-    """Return a table of what each request of the first round computed, and how much of its prompt was new."""
+    """Return a table with the computed and the new tokens of each request in the first round."""
     sessions = [sessions[0].turns for sessions in played.values()]
     columns = ("request", "phase", "prompt tokens", "new tokens", "new text", *played)
     rows = [
@@ -347,16 +352,16 @@ def _turns(played: dict[str, list[Session]]) -> Table:
 
 
 def _floors(played: dict[str, list[Session]]) -> list[str]:
-    """Return lines about the least number of tokens that must be computed."""
+    """Return lines about the least number of tokens that any server must compute."""
     turns = next(iter(played.values()))[0].turns
     new, unseen = sum(turn.new for turn in turns), sum(turn.num_unseen for turn in turns)
-    text = f"{new:,} tokens stand behind what an earlier prompt of the session begins with, too"
+    text = f"{new:,} tokens come after the longest prefix shared with an earlier prompt of the session"
     return [text, f"{unseen:,} tokens have text that the session had not sent before"]
 
 
 def _bars(played: dict[str, list[Session]]) -> list[Bar]:
-    """Return bars: slotcache's figures over the better of llama-server's two arms, and tokens with a billing line over those
-    without.
+    """Return the bars: slotcache's figures over llama-server's better arm, and computed tokens with a billing line over
+    computed tokens without it.
     """
     bars = []
     others = [sessions for name, sessions in played.items() if name.startswith(THEIRS)]

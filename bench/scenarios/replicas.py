@@ -1,4 +1,4 @@
-"""Two replicas on Ray Serve, with different routers: by documents, at random, by characters."""
+"""Measures replicas on Ray Serve with different routers: by documents, at random, by characters."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ APP = "slotcache.front.ray_app:app"
 DOCUMENTS, RANDOM, CHARACTERS = "by documents", "at random", "by characters"
 ROUTERS: dict[str, str | None] = {
     DOCUMENTS: None,  # the application's own
-    # Without a session in the request it hashes a random id.
+    # Without a session in the request, this router hashes a random id.
     RANDOM: "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
-    # `ray.serve.llm.request_router` has the same class, and wants vLLM or SGLang installed.
+    # `ray.serve.llm.request_router` has the same class, but needs vLLM or SGLang.
     CHARACTERS: "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter",
 }
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 START = "import ray; ray.init('local', include_dashboard=False); from ray.serve.scripts import cli; cli()"
-"""`serve run` with a Ray of its own, beside any other Ray on this machine, without the ten processes of a dashboard."""
+"""`serve run` with its own Ray, independent of any other Ray on this machine, and without the dashboard's ten processes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench replicas`."""
+    """Add the options of `slotcache bench replicas`."""
     add = parser.add_argument
     add("-m", "--model", type=Path, help="GGUF to serve (default: the bench model, generated once)")
     add("--replicas", type=int, default=2, help="default: %(default)s")
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Drive each trace in all arms. All arms have the same engines, which order documents; only the router differs.
+    """Drive each trace in all arms. Only the router differs: all arms have the same engines, which order documents.
 
-    An arm sends all traces to the same replicas, since Ray takes long to start. No document is in two traces.
+    An arm sends all traces to the same replicas, because Ray takes long to start. No document is in two traces.
     """
     if find_spec("ray") is None:
         raise BenchError("replicas needs ray: pip install 'slotcache[ray]'")
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _drive(traces: Sequence[Sequence[Query]], args: argparse.Namespace, name: str, client: Client) -> tuple[Run, ...]:
-    """Drive the traces one after the other, once all replicas are up."""
+    """Drive the traces one after the other, after all replicas are ready."""
     while await _number(client) < args.replicas:
         await asyncio.sleep(0.5)
     runs: list[Run] = []
@@ -90,13 +90,13 @@ async def _drive(traces: Sequence[Sequence[Query]], args: argparse.Namespace, na
 
 
 async def _number(client: Client) -> int:
-    """Return the number of replicas that are up."""
+    """Return the number of replicas that are ready."""
     async with client.http.get("/v1/replicas") as answer:
         return len((await answer.json())["data"]) if answer.status == 200 else 0
 
 
 def _each(outcomes: Sequence[Outcome]) -> Table:
-    """Return the figures of each seed."""
+    """Return a table with the figures of each seed."""
     columns = ("arm", *(f"seed {seed}" for seed in range(len(outcomes[0].runs))), "mean")
     rows: list[tuple[Any, ...]] = []
     for figure, name in ((_share, "cached share"), (_latency, "latency s")):
@@ -131,7 +131,7 @@ def _latency(run: Run) -> float:
 
 
 def _command(args: argparse.Namespace, router: str, folder: Path, port: int) -> list[str]:
-    """Return the command of Ray Serve with one router. Ray's proxy reads its port only from a file."""
+    """Return the command of Ray Serve with one router. It needs a file, because Ray's proxy reads its port only there."""
     settings = {name: getattr(args, name) for name in ("replicas", "parallel", "ctx_size")}
     settings["model"] = str(bench_model(args).resolve())
     if ROUTERS[router]:

@@ -1,6 +1,4 @@
-"""A search in stages, while the server prefills the documents of each stage: TTFT, relative to a server that waits for the
-end.
-"""
+"""Measures TTFT if the server prefills the documents of each stage of a search, compared with waiting for the search."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ WAYS = {
     "wrong": "no stage but the last has any of them",
 }
 LOAD = 100  # tokens that each stream generates during the searches of another client
-BESIDE = ("given", "waiting", "reading along")  # the ways beside streams; given: the documents are known without a search
-STREAM = 1000  # tokens of a stream beside turns; another one follows it
+BESIDE = ("given", "waiting", "reading along")  # the ways beside running streams; given: there is no search
+STREAM = 1000  # tokens of each stream that runs beside the turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +38,19 @@ class StagedQuestion:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench speculation`."""
+    """Add the options of `slotcache bench speculation`."""
     add_options(parser, max_tokens=4)
     add = parser.add_argument
     add("--turns", type=int, default=15, help="questions, each asked in every way (default: %(default)s)")
     add("-k", type=int, default=5, help="documents of a turn (default: %(default)s)")
-    add("--words", type=int, default=60, help="of a document (default: %(default)s)")
-    add("--stages", type=int, default=4, help="of a search (default: %(default)s)")
+    add("--words", type=int, default=60, help="words of a document (default: %(default)s)")
+    add("--stages", type=int, default=4, help="stages of a search (default: %(default)s)")
     add("--search", type=float, default=0.2, help="seconds of a search (default: %(default)s)")
-    add("--busy", type=int, default=0, help="only turns beside this many streams, fewer than slots (default: none)")
+    add("--busy", type=int, default=0, help="measure only turns beside this many streams, fewer than slots (default: none)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Ask with new documents only. The ways take turns, so that a drifting speed of the machine favours no way."""
+    """Ask only with new documents. The ways take turns, so that a machine whose speed drifts favours no way."""
     (arm,) = [arm for arm in arms_for(args) if arm.name != "llama-server"]
     if args.busy:
         return _report_beside(args, arm.describe(), *arm.measure(sampling(args), partial(_beside, args)))
@@ -82,7 +80,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _beside(args: argparse.Namespace, client: Client) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return, for each way, the seconds from the question to its first token, and the gaps of other streams in this time."""
+    """Return the seconds from each question to its first token, and the gaps of other streams in this time, by way."""
     seconds: dict[str, list[float]] = {way: [] for way in BESIDE}
     gaps: dict[str, list[float]] = {way: [] for way in BESIDE}
     arrivals: list[list[float]] = [[] for _ in range(args.busy)]
@@ -140,7 +138,7 @@ def _staged_question(args: argparse.Namespace, name: str) -> StagedQuestion:
 
 
 async def _turn(client: Client, args: argparse.Namespace, way: str, turn: StagedQuestion) -> Result:
-    """Run one turn: the search, with prefill by the server or without, then the question with the final documents."""
+    """Run one turn: the search, with or without prefill by the server, then the question with the final documents."""
     request = await client.prepare(turn.query)
     if way == "waiting":
         await asyncio.sleep(args.search)
@@ -174,7 +172,7 @@ async def _paced(stages: Sequence[list], seconds: float) -> AsyncIterator[list]:
 
 
 async def _under_load(client: Client, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the tokens per second of one stream per slot, with a client that always speculates and without it."""
+    """Return the tokens per second of one stream per slot, with and without a client that speculates all the time."""
     speeds: dict[str, list[float]] = {"alone": [], "speculating": []}
     for number in range(3):
         for name in list(speeds)[:: 1 if number % 2 else -1]:

@@ -1,4 +1,4 @@
-"""A long prefill starts while other streams run: how long do these streams pause?"""
+"""Measures how long running streams pause when a long prefill starts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..servers import add_options, arms_for, measured_in_rounds
 from ..trace import Query
 
 SETTLED = 8
-"""Tokens of every stream before the prefill arrives."""
+"""Tokens of each stream before the prefill is sent."""
 OUTPUT = 4096
-"""Output of each stream, so that no stream ends before the prefill. The streams are cancelled after it."""
+"""Most tokens of each stream, so many that no stream ends before the prefill does. Then the streams are cancelled."""
 AROUND = 9
-"""Gaps in a row; one slow step among them does not move the middle one."""
+"""Successive gaps whose median is taken, so that one slow step does not count."""
 TILES = "slotcache, one tile a step"
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One prefill during running streams. Times are seconds, lengths are tokens."""
+    """One prefill during running streams. Times are in seconds, lengths in tokens."""
 
     prefill_tokens: int
     prefill_ttft: float
     quiet_gap: float
-    """The streams' usual gap before the prefill arrives."""
+    """The streams' median gap before the prefill is sent."""
     gaps: tuple[float, ...]
-    """Of each step between its arrival and its first token: the streams' longest gap."""
+    """The streams' longest gap at each step of the prefill."""
 
     @property
     def longest_gap(self) -> float:
@@ -41,20 +41,18 @@ class Stall:
 
     @property
     def usual_longest(self) -> float:
-        """The largest median of `AROUND` gaps in a row: a single slow step does not count."""
+        """The largest median of `AROUND` successive gaps, in which a single slow step does not count."""
         windows = [self.gaps[at : at + AROUND] for at in range(max(len(self.gaps) - AROUND, 0) + 1)]
         return max(map(median, windows))
 
     def excess(self, allowed: float, tile: float = 0.0) -> float:
-        """Return the longest gap over the allowed gap: a prefill step and a step of the streams, or `tile` if that is
-        longer.
-        """
+        """Return the longest gap over the allowed gap: `allowed` plus a step of the streams, or `tile` if that is longer."""
         return self.longest_gap / max(allowed + self.quiet_gap, tile)
 
 
 @dataclass(slots=True)
 class _RunningStream:
-    """A running stream: the time of each of its tokens."""
+    """A running stream, with the time of each token."""
 
     arrivals: list[float] = field(default_factory=list)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,18 +64,19 @@ class _RunningStream:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench stall`."""
+    """Add the options of `slotcache bench stall`."""
     add_options(parser)
     add = parser.add_argument
-    add("--max-stall", type=int, default=300, help="given to slotcache serve, ms (default: %(default)s)")
+    add("--max-stall", type=int, default=300, help="the flag of slotcache serve, in ms (default: %(default)s)")
     add("--prompt-tokens", type=int, default=6000, help="length of the prefill (default: %(default)s)")
     add("--streams", type=int, default=3, help="streams that run during the prefill (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Compare the longest gap of the worst round with the prefill step that the server allows, plus one step of the streams.
+    """Compare the longest gap of the worst round with `--max-stall` plus one step of the streams.
 
-    No step is smaller than a tile of the attention kernel. The arm that allows a stall of 1 ms shows how long a tile takes.
+    No prefill step is smaller than a tile of the attention kernel. The arm with a `--max-stall` of 1 ms shows the time of a
+    tile.
     """
     allowed = args.max_stall / 1000
     arms = arms_for(args, slotcache_flags=("--max-stall", str(args.max_stall)))
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> Report:
 
 
 def gaps_within(arrivals: Sequence[float], begin: float, end: float) -> list[float]:
-    """Return the gaps between two tokens that overlap the time from `begin` to `end`."""
+    """Return the gaps between successive tokens that overlap the time from `begin` to `end`."""
     return [later - earlier for earlier, later in pairwise(arrivals) if later > begin and earlier < end]
 
 

@@ -1,4 +1,4 @@
-"""The part of a step's time outside llama.cpp, by the context length of the streams. slotcache reports the figures."""
+"""Measures the time of a step outside llama.cpp, by the context length of the streams. slotcache reports the figures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SAMPLES = 20
 PAUSE = 0.05
 """Seconds between two readings."""
 STREAMED = 3.0
-"""Seconds in which the event loop's time is measured: long beside the time of two readings."""
+"""Seconds in which the event loop's time is measured: much longer than two readings take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench step`."""
+    """Add the options of `slotcache bench step`."""
     add_options(parser, context=20000, slots=8)
     add = parser.add_argument
     add("--contexts", default="4000,16000", help="tokens of each stream's prompt (default: %(default)s)")
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> Report:
 
 
 async def _seconds(client: Client, length: int, streams: int) -> tuple[float, float]:
-    """Return the median time outside llama.cpp of steps in which all streams generate, and the event loop's time a token."""
+    """Return the median seconds outside llama.cpp of a step with all streams, and the event loop's seconds per token."""
     query = (await PromptSizer.of(client)).query(f"context {length}", length)
     (await client.ask(query, sampling=replace(client.sampling, max_tokens=1))).answered()
 
     async def keep_asking() -> None:
-        while True:  # a small model ends its answers soon
+        while True:  # a small model gives short answers
             (await client.ask(query, sampling=replace(client.sampling, max_tokens=1000))).answered()
 
     tasks = [asyncio.create_task(keep_asking()) for _ in range(streams)]

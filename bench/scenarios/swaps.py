@@ -1,6 +1,6 @@
-"""Several models take turns on one device: how much KV is still there after a swap, how long a swap takes, and who waits.
+"""Lets several models take turns on one device. Measures how much KV survives a swap of models, and the time of a swap.
 
-llama-server's router has a process for each model. The model's KV is lost when its process ends.
+llama-server's router runs a process for each model. When the process ends, the model's KV is lost.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..report import Bar, BenchError, Cell, Report, Table, median
 from ..servers import HOST, Server, events, free_port, llama_server, own_command
 
 FILLER = "The keeper of the northern lighthouse writes down wind, tide and every ship that passes. "
-EARLY = 10  # swaps after which memory is read for the first time
+EARLY = 10  # swaps between two readings of memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `slotcache bench models`."""
+    """Add the options of `slotcache bench models`."""
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="GGUF", help="two models or more")
     add("--swaps", type=int, default=20, help="default: %(default)s")
-    add("--conversations", type=int, default=8, help="of each model (default: %(default)s)")
-    add("--words", type=int, default=300, help="of the first turn of each (default: %(default)s)")
-    add("--requests", type=int, default=0, help="then so many requests of 8 clients over all models (default: %(default)s)")
+    add("--conversations", type=int, default=8, help="conversations with each model (default: %(default)s)")
+    add("--words", type=int, default=300, help="words of each conversation's first turn (default: %(default)s)")
+    add("--requests", type=int, default=0, help="more requests, from 8 clients to all models (default: %(default)s)")
     add("--model-turn", type=int, default=2, help="default: %(default)s")
     add("--cache-ram", type=int, default=2048, help="MiB of KV in the memory of each server (default: %(default)s)")
     add("-c", "--ctx-size", type=int, default=8192, help="context of each server, tokens (default: %(default)s)")
@@ -40,8 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer. kept: tokens of its prompt that an earlier turn had computed. ttft: seconds to its first token. seconds: to
-    its end.
+    """An answer.
+
+    kept: the tokens that an earlier turn had computed.
+    cached: the tokens that the server reused.
+    ttft, seconds: the seconds to the first token, and to the end.
     """
 
     kept: int
@@ -52,16 +55,14 @@ class Turn:
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation with one model. num_known: tokens of its prompt and answer so far."""
+    """A conversation with one model. num_known: the tokens of its last prompt."""
 
     model: str
     messages: list[dict[str, str]]
     num_known: int = 0
 
     def ask(self, url: str, text: str) -> Turn:
-        """Ask once more. All turns after the first ask the same, so that the memory does not grow with the known text.
-        Raises BenchError.
-        """
+        """Ask once more, after only the first turn, so that the conversation does not grow. Raises BenchError."""
         del self.messages[2:]
         self.messages.append({"role": "user", "content": text})
         body = {"model": self.model, "messages": self.messages, "max_tokens": 8, "temperature": 0, "cache_prompt": True}
@@ -84,7 +85,7 @@ class Talk:
 
 
 def run(args: argparse.Namespace) -> Report:
-    """Let all conversations of a model take a turn, then those of the next model, and so on. Raises BenchError."""
+    """Let all conversations with a model take a turn, then all with the next model, and so on. Raises BenchError."""
     if len(args.models) < 2:
         raise BenchError("expected two models or more")
     port, files = free_port(), [part for file in args.models for part in ("-m", str(file))]
@@ -120,7 +121,7 @@ def _both(args: argparse.Namespace) -> list[str]:
 
 
 def _after_swaps(swaps: list[list[Turn]]) -> list[list[Turn]]:
-    """Return the turns after each swap, from the conversations' second turn on."""
+    """Return the turns after each swap, without the first turns of conversations."""
     return [turns for turns in swaps if any(turn.kept for turn in turns)]
 
 
@@ -132,7 +133,7 @@ def _ttfts(after: list[list[Turn]]) -> dict[str, float]:
 
 
 def _router_swaps(binary: str, args: argparse.Namespace) -> list[list[Turn]]:
-    """Play the same conversations with llama-server's router. Raises BenchError."""
+    """Hold the same conversations with llama-server's router. Raises BenchError."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         for file in args.models:
@@ -160,7 +161,7 @@ def _swaps(server: Server, args: argparse.Namespace) -> tuple[list[list[Turn]], 
 
 
 def _crowd(url: str, args: argparse.Namespace) -> list[float]:
-    """Return the seconds of each request of 8 clients that use all models in turn."""
+    """Return the seconds of each request from 8 clients, which use all models in turn."""
     asked: Iterator[str] = (args.models[number % len(args.models)].stem for number in range(args.requests))
     with ThreadPoolExecutor(8) as clients:
         return list(clients.map(lambda name: Talk(name, []).ask(url, "Say hello.").seconds, asked))

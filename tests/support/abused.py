@@ -1,4 +1,4 @@
-"""A disk tier on a bad disk: reads that take long, stand still or fail, and writes that fail."""
+"""Slows the reads of a disk tier, or holds them."""
 
 import threading
 import time
@@ -8,9 +8,11 @@ from slotcache.server import load
 
 
 class Abused:
-    """A tier whose reads are slowed down. All else is the tier's own.
+    """A tier with slow reads. Everything else is unchanged.
 
-    seconds: of each read; bytes_per_second: of each record's bytes. Reads stand still while `gate` is closed.
+    seconds: the time added to each read.
+    bytes_per_second: the speed at which a record is read.
+    gate: while it is closed, reads wait.
     """
 
     def __init__(self, tier, seconds=0.0, bytes_per_second=float("inf")):
@@ -34,13 +36,13 @@ class Abused:
         record = self._tier.get(key)
         size = record.num_bytes if record is not None else 0
         if delay := self.seconds + size / self.bytes_per_second:
-            time.sleep(delay)  # what a slow disk takes
+            time.sleep(delay)  # the time of a slow disk
         return record
 
 
 @contextmanager
 def abused(monkeypatch, **speed):
-    """Let servers that start meanwhile have slow disks. The list has their tiers."""
+    """Give slow disks to servers that start within the context. Yield a list of their tiers."""
     tiers, lower_tiers = [], load.lower_tiers
 
     def slow(*server):

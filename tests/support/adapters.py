@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, for models that `generate` makes."""
+"""Makes LoRA adapters with random weights, for models from `generate`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ RANK = 4
 
 
 def lora(path: Path, shape: ModelShape, seed: int) -> Path:
-    """An adapter of the attention's and the feed-forward's matrices, large enough to change most answers."""
+    """Write an adapter of the attention and feed-forward matrices, large enough to change most answers."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama")
     writer.add_type("adapter")

@@ -1,4 +1,4 @@
-"""Tiny models with random weights of architectures that are not Llama's: sliding windows, recurrent, hybrid, mixtures."""
+"""Makes tiny models with random weights, of other architectures than Llama: sliding windows, recurrent, hybrid, mixtures."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -14,15 +14,15 @@ WINDOW = 32
 
 @cache
 def vocabulary() -> Vocabulary:
-    """Return the words of all these models: their training takes seconds."""
+    """Return the vocabulary of all these models. It is trained only once, because that takes seconds."""
     return train(VOCABULARY, 700)
 
 
 class TinyModel(ModelFile):
-    """A GGUF while it is written; leaving the `with` block finishes the file.
+    """A GGUF file that is being made. The end of the `with` block finishes it.
 
-    floats: weights as float32. With Q8_0, a last bit that is rounded otherwise in a larger batch, or at other cells, may
-    take a number to the next of 255 steps, and so choose another token.
+    floats: store weights as float32. With Q8_0, other rounding of a last bit, in a larger batch or at other cells, may move
+    a number to the next of 255 steps, and so choose another token.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class TinyModel(ModelFile):
             self.matrix("token_embd", VOCABULARY, WIDTH)
 
     def set_metadata(self, **fields: object) -> None:
-        """Fields of the file, by the names of the writer's methods."""
+        """Write metadata fields, by the names of the writer's methods."""
         for name, value in fields.items():
             getattr(self.writer, f"add_{name}")(value)
 
     def blocks(self, *norms: str, layers: int = LAYERS) -> Iterator[tuple[int, str]]:
-        """Yield the number and the name of each layer, which has these norms."""
+        """Write these norms for each layer, and yield the layer's number and name."""
         for layer in range(layers):
             for norm in norms:
                 self.ones(f"blk.{layer}.{norm}_norm", WIDTH)
             yield layer, f"blk.{layer}"
 
     def matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        """Random weights."""
+        """Write a matrix of random weights."""
         self.matrices(name, (rows, columns), gain)
 
     def matrices(self, name: str, shape: tuple[int, ...], gain: float = 1.0) -> None:
-        """Several matrices in one tensor, such as those of all experts."""
+        """Write several matrices as one tensor, such as those of all experts."""
         values = self.random(*shape, gain=gain)
         if self._floats:
             self.numbers(f"{name}.weight", values)
@@ -64,7 +64,7 @@ class TinyModel(ModelFile):
         self.tensor(f"{name}.weight", shape, lambda: data.reshape(*shape[:-1], -1), GGMLQuantizationType.Q8_0)
 
     def numbers(self, name: str, values: np.ndarray) -> None:
-        """Values as float32."""
+        """Write values as float32."""
         self.tensor(name, values.shape, lambda: values.astype(np.float32))
 
     def ones(self, name: str, size: int, value: float = 1.0) -> None:
@@ -80,7 +80,7 @@ class TinyModel(ModelFile):
         self.matrix(f"{block}.attn_output", WIDTH, WIDTH, adds)
 
     def head(self, block: str, reading: np.ndarray) -> None:
-        """What a layer has as a multi-token head: it reads a token and a state, side by side."""
+        """Write the tensors that make a layer a multi-token head, which reads a token and a state together."""
         self.numbers(f"{block}.nextn.eh_proj.weight", reading)
         for name in ("enorm", "hnorm"):
             self.ones(f"{block}.nextn.{name}", WIDTH)
@@ -92,7 +92,7 @@ class TinyModel(ModelFile):
 
 
 def windowed(path: Path, floats: bool = False) -> Path:
-    """Cohere 2's architecture: windows of 32 in layers 0 to 2, none in layer 3."""
+    """Write a model of Cohere 2's architecture, with windows of 32 in layers 0 to 2, and none in layer 3."""
     with TinyModel(path, "cohere2", floats=floats) as model:
         model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=KV_HEADS)
         model.set_metadata(rope_dimension_count=WIDTH // HEADS, layer_norm_eps=1e-5, logit_scale=1.0, sliding_window=WINDOW)
@@ -104,7 +104,7 @@ def windowed(path: Path, floats: bool = False) -> Path:
 
 
 def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 512) -> Path:
-    """Mixtral's architecture: each token passes two experts a layer. About 20 MiB, nearly all of it experts."""
+    """Write a model of Mixtral's architecture. Each token uses two experts per layer. 20 MiB, nearly all of it experts."""
     with TinyModel(path, "llama", layers) as model:
         model.set_metadata(
             feed_forward_length=feed_forward, head_count=HEADS, head_count_kv=KV_HEADS, layer_norm_rms_eps=1e-5
@@ -121,7 +121,7 @@ def mixture(path: Path, layers: int = 6, experts: int = 16, feed_forward: int = 
 
 
 def recurrent(path: Path, floats: bool = False) -> Path:
-    """Mamba's architecture: no attention, a state of fixed size."""
+    """Write a model of Mamba's architecture, without attention and with a state of fixed size."""
     inner, state, kernel, rank = 2 * WIDTH, 16, 4, 32
     with TinyModel(path, "mamba", floats=floats) as model:
         model.set_metadata(feed_forward_length=0, head_count=0, layer_norm_rms_eps=1e-5, ssm_conv_kernel=kernel)
@@ -141,7 +141,7 @@ def recurrent(path: Path, floats: bool = False) -> Path:
 
 
 def hybrid(path: Path, floats: bool = False) -> Path:
-    """LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
+    """Write a model of LFM 2's architecture: short convolutions in layers 0 and 2, attention in layers 1 and 3."""
     kernel = 3
     with TinyModel(path, "lfm2", floats=floats) as model:
         model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
@@ -161,7 +161,10 @@ def hybrid(path: Path, floats: bool = False) -> Path:
 
 
 def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
-    """Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3. heads: multi-token ones."""
+    """Write a model of Qwen 3.5's architecture: gated delta nets in layers 0 to 2, gated attention in layer 3.
+
+    heads: the number of multi-token heads.
+    """
     size, key_heads, value_heads, kernel = 32, 2, 4, 4
     keys, values = size * key_heads, size * value_heads
     with TinyModel(path, "qwen35", LAYERS + heads, floats=floats) as model:
@@ -180,7 +183,7 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
             if layer >= LAYERS:
                 model.head(block, model.random(WIDTH, 2 * WIDTH))
             if layer >= LAYERS - 1:
-                model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # with a gate for each number
+                model.matrix(f"{block}.attn_q", 2 * WIDTH, WIDTH, 2.0)  # each number has a gate
                 model.matrix(f"{block}.attn_k", WIDTH // HEADS * KV_HEADS, WIDTH, 2.0)
                 model.matrix(f"{block}.attn_v", WIDTH // HEADS * KV_HEADS, WIDTH)
                 model.matrix(f"{block}.attn_output", WIDTH, WIDTH)
@@ -200,7 +203,7 @@ def delta(path: Path, heads: int = 0, floats: bool = False) -> Path:
 
 
 def mamba2(path: Path, floats: bool = False) -> Path:
-    """Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
+    """Write a model of Granite 4's architecture: Mamba 2 in layers 0 and 2, attention in layers 1 and 3."""
     inner, state, heads, groups, kernel = 2 * WIDTH, 32, 4, 1, 4
     with TinyModel(path, "granitehybrid", floats=floats) as model:
         model.set_metadata(feed_forward_length=FEED_FORWARD, head_count=HEADS, head_count_kv=[0, KV_HEADS, 0, KV_HEADS])
@@ -224,12 +227,13 @@ def mamba2(path: Path, floats: bool = False) -> Path:
 
 
 def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) -> Path:
-    """GLM 4.5's architecture with a multi-token head. Each token is followed by the next one of a circle, nearly always.
+    """Write a model of GLM 4.5's architecture with a multi-token head. Nearly always, tokens follow each other in a circle.
 
-    reads: what the head looks at, to guess the token behind the last one: the last `token`, the `state` of the token in
-    front of it, or, with attention, `all`. By the token it is right as often as it is asked; by the state, once behind each
-    state of the model's own; by all never, and what it says tells of each token and of each state. heads: those that the
-    file tells of; 0: one, but none is in it. dense: layers without experts.
+    reads: what the head uses to guess the token after the last one: the last `token`, the `state` of the token before it,
+    or, with attention, `all`. With `token` every guess is right. With `state` only the first guess after each state of the
+    model is right. With `all` guesses are always wrong, and depend on every token and state.
+    heads: the heads that the file declares; 0: one layer for a head, but no head.
+    dense: the layers without experts.
     """
     experts, small = 4, 0.05
     with TinyModel(path, "glm4moe", LAYERS + (heads or 1), embedding=False) as model:
@@ -243,7 +247,7 @@ def with_head(path: Path, reads: str = "token", heads: int = 1, dense: int = 1) 
         model.ones("output_norm", WIDTH, 12.0 / WIDTH)
 
         def following(ahead: int) -> np.ndarray:
-            """Return the rows of an output that says which token follows so many places further on."""
+            """Return output rows that choose the token `ahead` places further on in the circle."""
             rows = np.zeros((VOCABULARY, WIDTH), np.float32)
             rows[np.roll(circle, -ahead)] = embedding[circle]
             return rows

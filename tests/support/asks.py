@@ -1,19 +1,21 @@
-"""Requests to come in a random life, drawn by hypothesis."""
+"""Draws the requests of a random life with hypothesis."""
 
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 from slotcache.slots.scope import Scope
 
-CONTEXT = 48  # tokens of a prompt with its answer, at most
+CONTEXT = 48  # most tokens of a prompt with its answer
 SCOPES = st.sampled_from([*[Scope.shared("")] * 6, Scope.shared("x"), Scope.shared("", "a"), Scope.shared("", "ab")])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A request to come. of: the history that it continues, counted from the latest; share: how much of that it repeats.
+    """A request to submit.
 
-    forced: tokens that follow each sampled one at once, as a grammar forces them.
+    of: the history that it continues, counted from the latest.
+    share: the share of this history that it repeats.
+    forced: the tokens that a grammar forces after each sampled token.
     """
 
     of: int
@@ -25,7 +27,7 @@ class Ask:
     cache: bool
     priority: int
     background: bool
-    slot: int = 0  # the number of the slot that it waits for, from 1 on; 0: any
+    slot: int = 0  # the number of the slot that it waits for, from 1; 0: any slot
     forced: int = 0
 
 

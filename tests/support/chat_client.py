@@ -1,4 +1,4 @@
-"""A client of the chat routes that looks closely: each request has one end, and each answer says all that it should."""
+"""A strict client of the chat routes: each request must have one end, and each answer must be complete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """queue_ms: between arrival and admission. report: of its conversation, None where it has none."""
+    """An answer. queue_ms: from arrival to admission. report: the report on its conversation; None without one."""
 
     id: str
     text: str
@@ -29,14 +29,14 @@ class Answer:
 
 
 class ChatClient:
-    """Counts its requests, so that the server's own count of ends can be compared with them."""
+    """Counts its requests, to compare them with the server's count of ends."""
 
     def __init__(self, server: Running) -> None:
         self.server, self.http = server, server.http
         self.num_asked = 0
 
     def ask(self, body: Mapping[str, Any], stream: bool) -> Answer:
-        """One chat completion, whole or streamed."""
+        """Ask for one chat completion, whole or streamed."""
         self.num_asked += 1
         if not stream:
             said = self.post(PATH, body)
@@ -50,7 +50,7 @@ class ChatClient:
         return _answer(events[-1], said.text, said.reason)
 
     def disconnect(self, body: Mapping[str, Any], after: int) -> bool:
-        """Ask for a stream and leave after `after` events; return whether the server noticed in time."""
+        """Ask for a stream and disconnect after `after` events. Return whether the server noticed in time."""
         self.num_asked += 1
         before = self._ended("cancelled")
         with self.http.stream("POST", PATH, json={**body, "stream": True}) as response:
@@ -70,12 +70,12 @@ class ChatClient:
         return self.post("/v1/cache/warm", body)
 
     def settle(self) -> None:
-        """Wait until every request has had its one end."""
+        """Wait until every request has its one end."""
         until(lambda: sum(map(self._ended, ("stop", "length", "cancelled", "error"))) >= self.num_asked)
         assert sum(map(self._ended, ("stop", "length", "cancelled"))) == self.num_asked and not self._ended("error")
 
     def rest(self) -> None:
-        """Wait until idle prefill has no more work, or no room for it."""
+        """Wait until idle prefill has no more work or no room."""
         idle, scheduler = self.server.service.idle, self.server.service.engine.scheduler
         until(lambda: idle.done or (idle._task is None and scheduler.idle))
 

@@ -1,7 +1,7 @@
-"""A simple second account of a chat's prompt: histories, documents, hints and sampled ids.
+"""A simple second implementation of a chat's prompt: histories, documents, hints and sampled ids.
 
-A world knows nothing of caches. It predicts the exact ids of a prompt; only the order of documents, which a server may
-choose, is taken from the answer.
+A world knows no caches. It predicts the exact ids of a prompt. Only the order of documents, which a server may choose, is
+taken from the answer.
 """
 
 import itertools
@@ -17,7 +17,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as a client sends it. documents: None where it does not speak of them."""
+    """A message as a client sends it. documents: None if the message has no such field."""
 
     role: str
     text: str
@@ -32,7 +32,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. options: the fields of its body that are not about its messages."""
+    """One request. options: the fields of its body except the messages."""
 
     scope: str
     messages: tuple[Message, ...]
@@ -58,22 +58,25 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The documents of one message in its prompt. given: all, repeated ones too; rank: those in the prompt; order: their
-    places, once known.
+    """The documents of one message in a prompt.
+
+    given: all documents of the message, including repeated ones.
+    rank: the documents in the prompt, by rank.
+    order: the documents in prompt order; None until the order is known.
     """
 
     given: tuple[Document, ...]
     rank: tuple[Document, ...]
     repeated: tuple[str, ...]
     hinted: bool
-    fixed: int  # how many keep their place at the front
+    fixed: int  # the number of first documents that keep their place
     policy: str
     best: str  # the place of its best document
-    is_priced: bool  # whether that may leave its place
+    is_priced: bool  # whether the best document may have another place
     order: tuple[Document, ...] | None = None
 
     def placed(self, ids: Sequence[str]) -> "Shown":
-        """In the order that an answer reports."""
+        """Return the documents in the order that an answer reports."""
         known = {document.id: document for document in self.rank}
         assert sorted(ids) == sorted(known), f"shown are {list(ids)} and not {list(known)}"
         order = tuple(known[id] for id in ids)
@@ -93,7 +96,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as it stands in a prompt. keys: of all documents it came with. sampled: the ids of an answer."""
+    """A message in a prompt. keys: the keys of all its documents. sampled: the ids of an answer."""
 
     role: str
     text: str
@@ -104,7 +107,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Conversation:
-    """The history up to and with each answer, by the answer's id."""
+    """A conversation: the history up to and including each answer, by the answer's id."""
 
     id: str
     answers: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
@@ -113,7 +116,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class Scope:
-    """conversations: by name. spelt: the ids that answers were sampled as, by their text."""
+    """A scope. conversations: by name. spelt: the sampled ids of answers, by their text."""
 
     conversations: dict[str, Conversation] = field(default_factory=dict)
     of_answer: dict[str, Conversation] = field(default_factory=dict)
@@ -122,7 +125,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request as the server should understand it. origin: its conversation, and the answer that it continues."""
+    """A request as the server should understand it. origin: the conversation and the answer that it continues."""
 
     ask: Ask
     entries: tuple[Entry, ...]
@@ -134,7 +137,7 @@ class Turn:
         return [id for entry in self.entries if entry.shown for id in entry.shown.repeated]
 
     def placed(self, reported: Sequence[str]) -> tuple[Entry, ...]:
-        """The entries with their documents in the order of an answer's report."""
+        """Return the entries, with documents in the order of an answer's report."""
         left = iter(reported)
 
         def place(entry: Entry) -> Entry:
@@ -157,7 +160,7 @@ class World:
         return self.scopes.setdefault(name, Scope())
 
     def turn(self, ask: Ask) -> Turn:
-        """How a request should be understood."""
+        """Return a request as the server should understand it."""
         scope = self.scope(ask.scope)
         conversation, answer = scope.conversations.get(ask.conversation), ""
         if ask.previous:
@@ -170,7 +173,7 @@ class World:
         return Turn(ask, entries, len(kept), (conversation, answer))
 
     def remember(self, turn: Turn, entries: tuple[Entry, ...], id: str, report: Mapping[str, Any] | None) -> None:
-        """A whole answer, the last of `entries`; report: the server's report on its conversation."""
+        """Store a complete answer, the last of `entries`. report: the server's report on its conversation."""
         ask, (conversation, answer) = turn.ask, turn.ref
         scope, last = self.scope(ask.scope), entries[-1]
         if ask.caches and last.sampled is not None:
@@ -195,21 +198,24 @@ class World:
         scope.conversations[conversation.id] = scope.of_answer[id] = conversation
 
     def forget(self, scope: str, name: str) -> bool:
-        """Delete a conversation; return whether it was known."""
+        """Delete a conversation. Return whether it was known."""
         conversation = self.scope(scope).conversations.pop(name, None)
         for answer in conversation.answers if conversation else ():
             del self.scope(scope).of_answer[answer]
         return conversation is not None
 
     def ids(self, scope: str, entries: Sequence[Entry], cut: Callable[[str, bool], Ids]) -> Ids:
-        """A prompt: ChatML, every part cut into ids on its own. cut: a text, and whether its special tokens are some."""
+        """Return the ids of a ChatML prompt, whose parts are tokenised one by one.
+
+        cut: tokenises a text; the flag says whether special tokens count as such.
+        """
         ids: list[int] = []
-        pending = ""  # of the template's own text
+        pending = ""  # the template's own text so far
         for entry in entries:
             pending += f"<|im_start|>{entry.role}\n"
             for text in self._parts(scope, entry):
                 if isinstance(text, str) and not text.strip():
-                    pending += text  # a template shows no empty message
+                    pending += text  # an empty message adds nothing
                     continue
                 ids += [*cut(pending, True), *(cut(text, False) if isinstance(text, str) else text)]
                 pending = ""
@@ -224,7 +230,7 @@ class World:
 
 
 def _continued(before: tuple[Entry, ...], ask: Ask) -> tuple[tuple[Entry, ...], Sequence[Message]]:
-    """The entries that stay as they stood, and the messages that come after them."""
+    """Return the entries that are continued unchanged, and the messages after them."""
     looks_whole = ask.messages[0].role == "system" or any(message.role == "assistant" for message in ask.messages)
     if ask.kind == "new" or (ask.kind == "auto" and not looks_whole):
         return before, ask.messages
@@ -238,7 +244,7 @@ def _continued(before: tuple[Entry, ...], ask: Ask) -> tuple[tuple[Entry, ...], 
 
 
 def _entered(kept: Sequence[Entry], new: Sequence[Message], options: Mapping[str, Any]) -> Iterator[Entry]:
-    """New messages with their documents, those that stand above referred to."""
+    """Yield new messages with their documents. Documents that are already in the prompt become references."""
     above = {document.key for entry in kept if entry.shown for document in entry.shown.rank}
     for message in new:
         given = message.documents or ()

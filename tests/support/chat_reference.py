@@ -1,4 +1,4 @@
-"""A server without a cache computes the right answer anew from the ids of a prompt."""
+"""Computes right answers from the ids of prompts, on a server without a cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ CONTROL = "<|im_start|><|im_end|><|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """ids: as sampled, without the one that ends the answer. spells: whether they are the text's own, nothing added."""
+    """An answer. ids: the sampled ids, without the end token. spells: whether they spell exactly the text."""
 
     text: str
     reason: str
@@ -27,7 +27,7 @@ class Reply:
 
 
 class Reference:
-    """Answers every prompt from nothing, one at a time."""
+    """Answers prompts one at a time, without any cache."""
 
     def __init__(self, server: Running) -> None:
         self._http = server.http
@@ -41,10 +41,10 @@ class Reference:
             self._seen += generations
             submit(generations)
 
-        door.submit = listen  # no route tells the ids of an answer
+        door.submit = listen  # no route reports the ids of an answer
 
     def answer(self, prompt: Ids, options: Mapping[str, Any]) -> Reply:
-        """Return the answer of a server without a cache to these ids."""
+        """Return the answer to these ids."""
         body = {"prompt": list(prompt), "n_predict": options["max_tokens"], "cache_prompt": False}
         body |= {name: options[name] for name in SAMPLING if name in options}
         said = self._post("/completion", body)
@@ -69,6 +69,6 @@ class Reference:
 
 @contextmanager
 def reference() -> Iterator[Reference]:
-    """One of the embedded model, exact to the bit."""
+    """Yield a reference with the embedded model, whose results are bit-equal."""
     with running(FILE, ctx_size=4096, cache_ram=0) as server:
         yield Reference(server)

@@ -1,4 +1,4 @@
-"""Chats over documents: real prompts, with several sets of documents, whose orders are chosen when they are admitted."""
+"""Adds chats over documents to `Life`. The orders of their sets of documents are chosen at admission."""
 
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ EXPECTED |= {
     "repeated",
     "document reused",
 }
-TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2", "1 0 2 3 3 1 4 2 0 4 1"]  # some begin alike, two read the same
+TEXTS = ["0 1", "0 1 2", "1", "3 3 1", "4 0", "2 2", "2 2", "1 0 2 3 3 1 4 2 0 4 1"]  # some share a prefix, two are equal
 DOCUMENTS = [Document(f"d{number}", text) for number, text in enumerate(TEXTS)]
 POLICIES = ["auto", "auto", "auto", "retrieval", "sorted", "greedy"]
 
@@ -40,10 +40,11 @@ def hint(text):
 
 @dataclass(frozen=True)
 class Turn:
-    """A question to come with its documents. of: the chat that it continues, counted from the latest; 0: a new one.
+    """A question with its documents.
 
-    keeps: the order that documents were read in earlier is kept, as where the server remembers the conversation.
-    separate: they are read separately.
+    of: the chat that it continues, counted from the latest; 0: a new chat.
+    keeps: keep the earlier order of documents, as if the server remembers the conversation.
+    separate: read the documents separately.
     """
 
     of: int
@@ -157,7 +158,7 @@ class Chatting(Life):
 
 
 def most_tokens(part):
-    """Return the most tokens of a part, with hints of two tokens."""
+    """Return the most tokens that a part may have. Hints have two tokens."""
     if isinstance(part, Fixed):
         return part.num_tokens
     return sum(map(len, part.tokens)) + len(part.location) + (2 if part.hint else 0)

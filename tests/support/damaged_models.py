@@ -1,6 +1,6 @@
-"""Loads damaged models, one after the other, until llama.cpp ends the process: MODEL FOLDER FIRST COUNT.
+"""Loads damaged models one after the other, until llama.cpp ends the process. Arguments: MODEL FOLDER FIRST COUNT.
 
-Prints one line with the outcome of each.
+Prints the outcome of each model in one line.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from slotcache.models.template import ChatTemplate
 
 from support.mutation import mutated
 
-SECONDS = 20  # that one model may take
-MEMORY = 8 << 30  # bytes
+SECONDS = 20  # time for one model
+MEMORY = 8 << 30  # most bytes of the process
 
 
 def main(whole: Path, folder: Path, first: int, count: int) -> None:
@@ -52,7 +52,7 @@ def outcome(path: Path) -> str:
 
 
 def use(model: Model) -> None:
-    """Read the parts of a model that the server reads of every model."""
+    """Read all parts of a model that the server reads."""
     model.tokenize("Hello <|im_start|>", special=True)
     model.kv_bytes("f16", "f16")
     _ = model.description, model.can_trim, model.can_chat, model.rope_depends_on_context, model.attention_width

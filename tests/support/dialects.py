@@ -1,7 +1,7 @@
-"""Each API that generates, in one table: how it is asked, and what its answer says, whole and as a stream.
+"""All APIs that generate, in one table: how to ask, and how to read a whole or a streamed answer.
 
-What all of them do alike is one test, with a parameter of `ALL`, `CHATS` or `CALLERS`. To read a stream checks its shape:
-events that an API's clients would not expect, or in another order, fail the test that reads them.
+Their common behaviour is tested once, with a parameter of `ALL`, `CHATS` or `CALLERS`. Reading a stream checks its shape:
+events that an API's clients would not expect, or in another order, fail the test.
 """
 
 import json
@@ -35,10 +35,13 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an answer says, whichever API it came by.
+    """The content of an answer, the same for every API.
 
-    thought: its reasoning. calls: the name and the arguments of each. reason: length, stop or calls. word: the stop string
-    that ended it, as far as the API names it. num_prompt, num_cached, num_generated: in tokens.
+    thought: its reasoning.
+    calls: the name and the arguments of each call.
+    reason: `length`, `stop` or `calls`.
+    word: the stop string that ended it, if the API reports it.
+    num_prompt, num_cached, num_generated: numbers of tokens.
     """
 
     text: str
@@ -53,16 +56,19 @@ class Said:
 
 
 class Dialect(ABC):
-    """One API. reply: what writes its answers. is_chat: a template stands around the question.
+    """One API.
 
-    names_word: whether an answer names the stop string that ended it. kinds: the types of its errors, by their status.
+    reply: the class that writes its answers.
+    is_chat: whether the question is inside a chat template.
+    names_word: whether an answer reports the stop string that ended it.
+    kinds: the types of errors, by status.
     """
 
     path = ""
     reply: type
     media_type = "text/event-stream; charset=utf-8"
     is_chat, names_word = True, True
-    has_names = has_done = False  # of the events of a stream, and a line behind them
+    has_names = has_done = False  # whether a stream's events have names, and whether a last line follows them
     kinds: Mapping[int, str] = KINDS
 
     def __str__(self) -> str:
@@ -73,7 +79,7 @@ class Dialect(ABC):
     def body(
         self, said: str = QUESTION, *, most: int = 12, stop: str | Sequence[str] = (), system: str = "", **fields: Any
     ) -> Body:
-        """Return a body that asks for a greedy answer. said: the question, or the prompt where no template is."""
+        """Return a body that asks for a greedy answer. said: the question, or the prompt if there is no template."""
         return (
             {"model": "tiny", "temperature": 0, "ignore_eos": True}
             | self._asks(said, system)
@@ -89,7 +95,7 @@ class Dialect(ABC):
         return {"max_tokens": most, "stop": stop}
 
     def tools(self, **parameters: Body) -> Body:
-        """Return the fields of a request that has to call one of these functions, once."""
+        """Return the fields of a request whose answer must call one of these functions, once."""
         made = [{"type": "function", "function": {"name": name, "parameters": one}} for name, one in parameters.items()]
         return {"tools": made, "tool_choice": "required", "parallel_tool_calls": False, "ignore_eos": False}
 
@@ -107,7 +113,7 @@ class Dialect(ABC):
     # ---- to read -----------------------------------------------------------------------------------------------------
 
     def events(self, lines: Iterable[str]) -> Iterator[Body]:
-        """Yield the events of a stream, as its lines come. Comments are none."""
+        """Yield the events of a stream as its lines arrive. Comments are skipped."""
         name, is_done = None, False
         for line in filter(None, lines):
             assert not is_done, "nothing follows the last line"
@@ -137,7 +143,7 @@ class Dialect(ABC):
         """Read an answer from its events."""
 
     def refused(self, answer: httpx.Response, status: int = 400) -> str:
-        """Return the message of a refusal, whose shape and type are those of the API."""
+        """Return the message of a refusal, and check its shape and type."""
         assert answer.status_code == status, answer.text
         return self.message(answer.json(), status)
 
@@ -184,7 +190,7 @@ class Chat(Dialect):
         return self._said(last | notes, reasons[-1], *self._joined(choices))
 
     def _joined(self, choices: Sequence[Body]) -> tuple[str, str, list[tuple[str, Any]]]:
-        deltas = [choice["delta"] for choice in choices if choice["delta"]]  # a ping has an empty one, and so has the end
+        deltas = [choice["delta"] for choice in choices if choice["delta"]]  # pings and the end have an empty delta
         assert deltas[0] == {"role": "assistant", "content": None} and not choices[-1]["delta"]
         calls: list[list[str]] = []
         for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
@@ -306,7 +312,7 @@ class Messages(Dialect):
 
 
 def _block(at: int, events: Sequence[Body]) -> tuple[int, Body]:
-    """Return a block of a message, which its events open, fill and close, with its number."""
+    """Return the number and the content of a message's block, from the events that open, fill and close it."""
     first, *deltas, last = events
     assert first["type"] == "content_block_start" and last["type"] == "content_block_stop"
     assert {event["type"] for event in deltas} <= {"content_block_delta"}
@@ -331,7 +337,7 @@ class Responses(Dialect):
         "reasoning_summary_part.done",
         "function_call": "function_call_arguments.delta function_call_arguments.done",
     }
-    """The events within an item, by its type; deltas that follow each other count as one."""
+    """The events within an item, by its type. Successive deltas count as one."""
 
     def _asks(self, said: str, system: str) -> Body:
         return {"input": said} | ({"instructions": system} if system else {})
@@ -375,7 +381,7 @@ class Responses(Dialect):
         return self.read(response)
 
     def _item(self, events: Sequence[Body]) -> Body:
-        """Return an item, which its events add, fill and end."""
+        """Return an item, from the events that add, fill and end it."""
         first, *within, last = events
         item = last["item"]
         assert first["item"]["status"] == "in_progress" and {event["item_id"] for event in within} == {item["id"]}
@@ -398,7 +404,7 @@ class Responses(Dialect):
 
 
 class Ollama(Dialect):
-    """Ollama's chat: a stream unless a request says otherwise."""
+    """Ollama's chat, which streams by default."""
 
     path, reply = "/api/chat", OllamaReply
     media_type, names_word = "application/x-ndjson", False
@@ -447,13 +453,13 @@ class Generate(Ollama):
 
 
 def report_in(body: Body) -> Body | None:
-    """Return our own report, wherever a body or an event has it."""
+    """Return slotcache's report, from any of its places in a body or an event."""
     found = [body, *(body.get(name) or {} for name in ("response", "message")), *body.get("choices", ())]
     return next((one["slotcache"] for one in found if isinstance(one, dict) and one.get("slotcache")), None)
 
 
 def decoded(text: str) -> Any:
-    """Return the arguments of a call; as they stand if they are cut."""
+    """Return the decoded arguments of a call, or their text if they are incomplete."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,21 +1,22 @@
-"""Lives of a server under random clients, each answer of which is compared with that of a server without a cache.
+"""Runs a server with random clients, and compares each answer with the answer of a reference server without a cache.
 
 What is compared, and when two answers differ
-- A server is a process that writes down the ids of each prompt and answer, and the logits behind each token that it chose
-  (`support/recorder.py`). So clients, templates and orders of documents play no part: the other server gets the very ids.
-  Only chats with documents that are read separately are sent to it as they are, since ids do not tell these documents.
-- Both run on the CPU, with `-fa off`, so weights are not repacked, and choose the most probable token. The other one has
-  host memory: without it, the second document that is read separately stands at other cells.
-- `alone`: weights as they are served (Q8_0), one request at a time, a host tier, no idle work, and no prompt goes on from
-  KV that was computed token by token. docs/exactness.md promises bits: all rows of logits have to be equal to the bit.
-  A prompt that has, by chance, KV of an earlier answer is not compared.
-- Otherwise: requests at the same time, `n`, answers in histories, pauses, idle work. KV is then rounded otherwise, and with
-  quantised weights a last bit becomes the next of 255 steps. So weights and KV are float32, which leaves a rounding of
-  MOST_ROUNDED at most: each of the best logits has to be so near. Where another token was chosen, both have to be as near in
-  the other server's logits, and it goes on behind the token that was chosen here.
-- A prompt has no more cached tokens than it shares with another one of its scope since that was dropped: this finds KV of
-  other scopes, whose answers are the right ones. Documents that are read separately may bring more.
-- Each whole answer has one end, no step fails, and the cache's invariants hold whenever a server is idle (`--check`).
+- The server is a process that records the ids of each prompt and answer, and the logits for each token that it chose
+  (`support/recorder.py`). The reference gets exactly these ids, so clients, templates and orders of documents do not
+  matter. Only chats with documents that are read separately are sent to it as they are, because their ids do not show
+  these documents.
+- Both servers run on the CPU with `-fa off`, so weights are not repacked, and choose the most probable token. The reference
+  has host memory. Without it, the second of several documents that are read separately would be at other cells.
+- `alone`: weights as they are served (Q8_0), one request at a time, a host tier, no idle work, and no prompt continues KV
+  that was computed token by token. docs/exactness.md promises equal bits, so all rows of logits must be bit-equal. A prompt
+  that by chance has KV of an earlier answer is not compared.
+- Otherwise: requests at the same time, `n`, answers in histories, pauses, and idle work. Then KV is rounded in other ways,
+  and with quantised weights a last bit may become the next of 255 steps. Therefore weights and KV are float32, whose
+  rounding is at most MOST_ROUNDED: each of the best logits must be so near. If another token was chosen, both tokens must
+  be as near in the reference's logits, and the reference continues after the token that the server chose.
+- A prompt has no more cached tokens than it shares with another prompt of its scope since the scope was dropped. This check
+  finds reuse of KV from other scopes, which gives right answers. Documents that are read separately may add more.
+- Each complete answer has one end, no step fails, and the cache's invariants hold whenever a server is idle (`--check`).
 """
 
 import json
@@ -49,14 +50,14 @@ JSON = {"Content-Type": "application/json"}
 REFUSALS = {
     "too long": b"exceed",
     "nothing to warm": b"nothing to warm",
-}  # with -cram 0 a model that cannot be cut keeps nothing
+}  # with -cram 0, a model whose KV cannot be cut caches nothing
 Sent = tuple[str, Mapping[str, Any]]
 """The path and the body of a request."""
 
 
 @contextmanager
 def recorded(folder: Path, name: str, flags: Sequence[str]) -> Iterator[tuple[Server, Record]]:
-    """Run a server that writes its record into a folder."""
+    """Run a server that writes its record to a folder."""
     file, port = folder / f"{name}.jsonl", free_port()
     command = [sys.executable, recorder.__file__, str(file), "serve", "--port", str(port), *USUAL, *flags]
     with Server(command, port) as server:
@@ -64,7 +65,7 @@ def recorded(folder: Path, name: str, flags: Sequence[str]) -> Iterator[tuple[Se
 
 
 def ask(server: Server, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-    """Send a request that has to succeed; return its answer."""
+    """Send a request that must succeed. Return its answer."""
     with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=DEADLINE)) as connection:
         connection.request(method, path, json.dumps(body), JSON)
         response = connection.getresponse()
@@ -85,12 +86,12 @@ class Reference:
         self._server, self._record = server, record
 
     def answer(self, prompt: Sequence[int], num_tokens: int) -> Recorded:
-        """Answer ids."""
+        """Return the answer to ids."""
         body = {"prompt": list(prompt), "n_predict": num_tokens, "temperature": 0, "ignore_eos": True}
         return self.repeat(RAW, body)
 
     def repeat(self, path: str, body: Mapping[str, Any]) -> Recorded:
-        """Answer a request as it is, but for the cache."""
+        """Return the answer to a request, unchanged except that it uses no cache."""
         ask(self._server, "POST", path, {**body, "cache_prompt": False, "stream": False, "n": 1})
         self._record.read()
         self._record.laid_out.clear()
@@ -101,16 +102,17 @@ class Reference:
 
 @contextmanager
 def reference(folder: Path, flags: Sequence[str]) -> Iterator[Reference]:
-    """Run such a server. flags: of the model and its numbers."""
+    """Run a reference server. flags: the flags for the model and its number types."""
     with recorded(folder, "reference", [*flags, "-c", "8192", "-np", "1"]) as server:
         yield Reference(*server)
 
 
 @dataclass(slots=True)
 class Judge:
-    """Compares what a server has recorded with what another one answers to the same ids. seen: what came about.
+    """Compares a server's record with a reference server's answers to the same ids.
 
-    worst: the largest difference of two logits that were rounded otherwise.
+    seen: counts of the cases that occurred.
+    worst: the largest difference of two logits that rounding caused.
     """
 
     reference: Reference
@@ -118,10 +120,10 @@ class Judge:
     seen: Counter[str] = field(default_factory=Counter)
     worst: float = 0.0
     _kept: dict[str, list[tuple[Recorded, np.ndarray, int]]] = field(default_factory=dict)
-    """By scope: a request, ids that it may have left, and how many of these have the KV of a fresh prefill."""
+    """By scope: each request, the ids whose KV it may have cached, and how many of them have the KV of a fresh prefill."""
 
     def judge(self, record: Record, bodies: Mapping[str, Sent]) -> Iterator[tuple[str, Recorded]]:
-        """Yield what is wrong with requests that have ended since the last call. bodies: of clients, by answer."""
+        """Yield the errors of requests that have ended since the last call. bodies: clients' requests, by answer id."""
         laid_out, record.laid_out = record.laid_out, []
         for one, scope, tokens in laid_out:
             self._kept.setdefault(scope, []).append((one, np.array(tokens, np.int32), len(tokens)))
@@ -146,7 +148,7 @@ class Judge:
         self._kept.pop(scope, None)
 
     def _take(self, one: Recorded) -> tuple[int, bool]:
-        """Note what a request has left. Return the most tokens that it may have found, and whether these are a prefill's."""
+        """Note the KV that a request caches. Return the most tokens that it may reuse, and whether they are of a prefill."""
         kept, prompt = self._kept.setdefault(one.scope, []), np.array(one.prompt, np.int32)
         shared = [(common_prefix(ids, prompt), num) for other, ids, num in kept if other is not one]
         sampled = [num for common, num in shared if min(common, one.cached) > num]
@@ -154,7 +156,7 @@ class Judge:
         return max((common for common, _ in shared), default=0), not sampled
 
     def _differs(self, one: Recorded, bodies: Mapping[str, Sent]) -> str:
-        """Return how an answer differs from the one without a cache."""
+        """Return how an answer differs from the reference's; empty if it does not."""
         prompt, begin, wrong = ids_of(np.array(one.prompt, np.int32)).tolist(), 0, ""
         if one.is_moved:
             other = self.reference.repeat(*bodies[one.answer])
@@ -165,7 +167,7 @@ class Judge:
         return wrong
 
     def _compare(self, one: Recorded, other: Recorded, begin: int) -> tuple[int, str]:
-        """Compare tokens from place `begin` on; return the place behind the first one that differs, and what is wrong."""
+        """Compare tokens from place `begin` on. Return the place after the first different token, and the error."""
         for at, (token, expected) in enumerate(zip(one.tokens[begin:], other.tokens, strict=False), begin):
             where = f"token {at} behind {len(one.prompt)} ({one.cached} {one.source}): "
             place = len(one.prompt) + at
@@ -187,9 +189,12 @@ class Judge:
 
 
 class Life:
-    """One life of a cache's folder: acts of clients, each written down, done and judged. about: it, for its replay.
+    """One life of a cache folder. Acts of clients are recorded, done and judged.
 
-    wrong: what was wrong with answers. Raises AssertionError where an answer has no end or a step failed.
+    about: describes the life, to replay it.
+    wrong: the errors of answers.
+
+    Raises AssertionError if an answer has no end or a step failed.
     """
 
     def __init__(self, folder: Path, flags: Sequence[str], judge: Judge, about: Mapping[str, Any]) -> None:
@@ -204,7 +209,7 @@ class Life:
         self._start()
 
     def do(self, act: Act) -> list[str | None]:
-        """Do an act, and judge what has ended since the last one. Return the texts of whole answers."""
+        """Do an act, and judge requests that have ended since the last act. Return the texts of complete answers."""
         self._note(**act)
         self._judge.seen[act["do"]] += 1
         requests, texts = act.get("requests", []), []
@@ -253,7 +258,7 @@ class Life:
         self._server, self._record = self._stack.enter_context(recorded(self._folder, str(self._num_starts), self._flags))
 
     def _settle(self) -> None:
-        """Wait until what clients have asked for has ended."""
+        """Wait until all requests of clients have ended."""
 
         def has_ended() -> bool:
             self._record.read()
@@ -269,14 +274,14 @@ class Life:
             self._note(wrong=wrong, answer=one.answer, scope=one.scope, prompt=one.prompt, tokens=one.tokens)
 
     def _check(self) -> None:
-        """No step has failed, and no invariant of the cache was broken."""
+        """Check that no step has failed and no invariant of the cache was broken."""
         lines = ask(self._server, "GET", "/metrics").splitlines()
         values = dict(line.rsplit(b" ", 1) for line in lines if not line.startswith(b"#"))
         for name in (b"slotcache_failed_steps_total", b'slotcache_requests_total{end="error"}'):
             assert float(values.get(name, 0)) == 0, f"{name}: {self._server.tail()}"
 
     def _ask(self, requests: Sequence[Act], kill_after: int | None = None) -> list[str | None]:
-        """Send requests, all at once. kill_after: end the server once their clients have got so many events."""
+        """Send requests at the same time. kill_after: end the server after the clients have received so many events."""
         events = Semaphore(0)
         with ThreadPoolExecutor(max(len(requests), 1)) as threads:
             sent = [threads.submit(self._send, request, events) for request in requests]
@@ -290,7 +295,7 @@ class Life:
             return [one.result() for one in sent]
 
     def _send(self, request: Act, events: Semaphore) -> str | None:
-        """Send a request, and read its answer or leave; return the text of a whole answer."""
+        """Send a request, and read its answer or disconnect. Return the text of a complete answer."""
         try:
             with closing(HTTPConnection(self._server.url.removeprefix("http://"), timeout=DEADLINE)) as connection:
                 connection.request("POST", request["path"], json.dumps(request["body"]), JSON)
@@ -304,7 +309,7 @@ class Life:
             raise
 
     def _read(self, response: HTTPResponse, request: Act, events: Semaphore) -> str | None:
-        """Read an answer, up to so many events where its client leaves. A whole one has an end for each choice."""
+        """Read an answer, or only some events if its client disconnects. A complete answer has one end for each choice."""
         if response.status != 200:
             refusal = response.read()
             found = next((name for name, words in REFUSALS.items() if words in refusal), None)

@@ -1,4 +1,4 @@
-"""Tiny models of BERT's architecture with random weights: they turn texts into vectors, or pairs into scores."""
+"""Makes tiny models of BERT's architecture with random weights, which turn texts into vectors, or pairs into scores."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def bert(
     layers: int = LAYERS,
     width: int = WIDTH,
 ) -> Path:
-    """BERT's architecture with a vocabulary of words and letters; with rank pooling it has a classification head."""
+    """Write a BERT with a vocabulary of words and letters. With rank pooling, it has a classification head."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "bert")
 

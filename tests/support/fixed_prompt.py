@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Fixed:
-    """Satisfies `slots.request.Prompt`: `tokens` with nodes ending at `stops`."""
+    """A `slots.request.Prompt` of `tokens`, whose nodes in the tree end at `stops`."""
 
     def __init__(self, tokens, stops=(), documents=(), breakpoints=(), opening=0):
         from slotcache.slots.request import Layout

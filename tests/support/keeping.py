@@ -1,4 +1,4 @@
-"""KV outside the cache: records that are written behind and come back, slots that are saved, restored and erased."""
+"""Adds KV outside the cache to `Life`: records in a lower tier, and slots that are saved, restored and erased."""
 
 from typing import Any
 
@@ -21,22 +21,22 @@ from support.remote import Remote
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
 EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote", "fetched", "given up", "overdrawn"}
 EXPECTED |= {"hole"}
-MOST_KEPT = 1000  # bytes of the lower tier: these records have one a token
+MOST_KEPT = 1000  # bytes of the lower tier; a record has one byte per token here
 
 
 class Keeping(Life):
-    """Every record is looked at: it holds the KV of its own tokens and of nothing else."""
+    """Checks each record: it must have the KV of exactly its own tokens."""
 
     @initialize()
     def begin_with_nothing(self):
         self.tier, self.files = Remote(MOST_KEPT), []
-        self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever handed over
+        self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever written
 
     def build(self, cells, host, states):
         super().build(cells, host, states)
-        lower: Any = (self,)  # as far as writing needs a tier
+        lower: Any = (self,)  # this object stands for a tier that is written to
         self.write_behind = WriteBehind(self.scheduler.index.host, lower)
-        self.reads: list = []  # of records, which threads would do
+        self.reads: list = []  # reads of records, which threads would do in a server
         self.fetches: Fetches | None = None
 
     def waits(self, job):
@@ -57,7 +57,7 @@ class Keeping(Life):
         return self.fetches is not None and self.fetches.seconds_left is not None
 
     def before_step(self):
-        """Where all that is open waits for records, one arrives, or time passes."""
+        """If all open requests wait for records, let a record arrive or time pass."""
         if self.fetches is None:
             return
         self.fetches.look()
@@ -73,7 +73,7 @@ class Keeping(Life):
 
     @rule(places=st.lists(st.integers(0, 9), max_size=4))
     def read(self, places):
-        """Records arrive, in any order."""
+        """Let records arrive, in any order."""
         for place in places:
             if self.reads and self.fetches:
                 self.reads.pop(place % len(self.reads))()
@@ -84,11 +84,11 @@ class Keeping(Life):
         return Histories(self.tree.device, self.scheduler.index, carry_out=carry_out)
 
     def ran(self):
-        """Write new copies behind, as the server does after a step."""
+        """Write new copies to the lower tier, as the server does after a step."""
         self.write_behind.write()
 
     def put(self, record):
-        """A record on its way to the lower tier, which need not keep it."""
+        """Check a record, and pass it to the lower tier, which may refuse it."""
         assert record.scope.is_shared
         self.look_at(record)
         tokens = record.tokens.tolist()
@@ -109,7 +109,7 @@ class Keeping(Life):
     @rule(places=st.lists(st.integers(0, 39), min_size=1, max_size=3))
     @precondition(lambda self: self.keys())
     def lose_records(self, places):
-        """Records are found damaged: there may be others behind them."""
+        """Lose records, as if they were damaged. Records that continue them may remain."""
         keys = self.keys()
         self.tier._forget([keys[place % len(keys)] for place in places])
 
@@ -124,7 +124,7 @@ class Keeping(Life):
         assert record.state is None or record.state == ["state", tokens], "not the state behind them"
 
     def take_in(self, record, *source):
-        """Put a record into host memory. Return whether it is cached now. source: the lower tier; none: a saved slot."""
+        """Put a record into host memory. Return whether it is cached now. source: the lower tier; empty for a saved slot."""
         if not self.can_cut:
             return self.snapshots.host.put(record, *source)
         before = self.tree.num_cached(record.scope, record.tokens)
@@ -136,7 +136,7 @@ class Keeping(Life):
 
     @rule(chosen=st.lists(st.integers(0, 39), min_size=1, max_size=6), ordered=st.sampled_from([True, True, False]))
     def adopt(self, chosen, ordered):
-        """Records come back in any order: most often beginnings first."""
+        """Bring records back, in any order, but most often prefixes first."""
         keys = self.keys()
         records = [self.record(keys[at % len(keys)]) for at in chosen if keys]
         if ordered:
@@ -151,7 +151,7 @@ class Keeping(Life):
     )
     @precondition(lambda self: self.keys())
     def restart(self, extra, host, states, share):
-        """The server ends, and another one starts with other budgets and brings back a share of the lower tier."""
+        """End the server, and start another one with other budgets, which brings back a share of the lower tier."""
         SEEN["restart"] += 1
         self.open.clear()
         self.memory.apply(Clear())
@@ -160,7 +160,7 @@ class Keeping(Life):
             self.take_in(self.record(key), self.tier.name)
 
     def keys(self):
-        """The keys of the lower tier, beginnings first."""
+        """Return the keys of the lower tier, prefixes first."""
         return [entry.key for entry in sorted(self.tier.index.entries.values(), key=lambda entry: entry.start)]
 
     def record(self, key):
@@ -175,7 +175,7 @@ class Keeping(Life):
         return super().let_go_by(act, scope)
 
     def slot(self, number):
-        """Return a slot if it is idle."""
+        """Return a slot if it is idle, else None."""
         slot = self.scheduler.slots[number % len(self.scheduler.slots)]
         return slot if slot.job is None else None
 
@@ -200,7 +200,7 @@ class Keeping(Life):
     @rule(number=st.integers(0, 3), of=st.integers(0, 3), steps=st.sampled_from([0, 0, 0, 1, 3]), use=st.booleans())
     @precondition(lambda self: self.files)
     def restore_slot(self, number, of, steps, use):
-        """steps: of other requests, behind the first record."""
+        """Restore a saved slot. steps: steps of other requests after the first record."""
         records = self.files[of % len(self.files)]
         taken = 0
         for record in records:
@@ -220,9 +220,9 @@ class Keeping(Life):
             self.use_restored(scope, tokens[:restored].tolist())
 
     def use_restored(self, scope, tokens):
-        """A request that continues a restored slot computes none of it, or no more than its rest."""
+        """Check that a request which continues a restored slot computes none of it, or only the rest after it."""
         if ids_of(np.array(tokens, np.int32)).tolist() != tokens:
-            return  # the prompt had documents that were read separately: no plain one has its tokens
+            return  # the prompt had documents that were read separately, so no plain prompt has its tokens
         self.histories.append(tokens)
         ask = Ask(of=1, share=1.0, fresh=[1], stops=set(), limit=1, scope=scope, cache=True, priority=0, background=False)
         if len(tokens) + 2 > CONTEXT:
@@ -230,14 +230,12 @@ class Keeping(Life):
         self.submit_one(ask)
         job = self.open[-1]
         self.finish()
-        if (
-            self.can_cut or self.recompute_last == 1
-        ):  # a whole state that stands behind the beginning of the rest is of no use
+        if self.can_cut or self.recompute_last == 1:  # a state after the start of the rest cannot be used
             assert job.reuse.cached >= len(tokens) + 1 - self.recompute_last
         SEEN["used what was restored"] += 1
 
     def close(self):
-        """Every copy that is still in host memory was handed over to be written."""
+        """Check that every copy in host memory was written."""
         self.ran()
         for node in self.tree.host.nodes:
             tokens = [token for one in [*path(node)][::-1] for token in one.tokens.tolist()]

@@ -1,4 +1,4 @@
-"""A scheduler and a runner over a real context, without a server, to compare logits."""
+"""Runs a scheduler over a real context without a server, to compare logits."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ from .reuse import reuse_with
 
 @dataclass
 class Answer:
-    """A finished request: its reused and computed tokens, its answer, and the logits of each token of it."""
+    """A finished request, with its answer and the logits of each token of the answer."""
 
     job: Job
     tokens: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Lab:
         states=0,
         spacing=64,
     ):
-        """kernel: tokens that a kernel computes; the whole batch if it is not said. states: bytes of snapshots."""
+        """kernel: tokens that a kernel computes; None for the whole batch. states: bytes for snapshots."""
         self.adapters = adapters or Adapters(model)
         settings = ContextSettings(
             num_cells=num_cells,
@@ -123,7 +123,7 @@ class Lab:
         raise AssertionError("requests never ended")
 
     def run(self, tokens, **options) -> Answer:
-        """Submit one request and run until it and all other open requests have ended."""
+        """Submit one request, and run until all open requests have ended."""
         answer = self.submit(tokens, **options)
         self.finish()
         return answer

@@ -1,5 +1,5 @@
-"""A random life of requests: tree and scheduler against a simple model of memory. More rules are in `chatting` and
-`keeping`.
+"""Tests tree and scheduler with random lives of requests, against a simple model of memory. `chatting` and `keeping` add
+rules.
 """
 
 import itertools
@@ -32,8 +32,8 @@ from support.memory import Memory, cut, next_token, seen
 from support.reuse import reuse_with
 from support.toy_drafter import ToyDrafter
 
-OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories that all lives share
-SEEN: Counter[str] = Counter()  # over all lives: operations carried out, and the ends of requests
+OPENINGS = [[], [0, 1, 2, 3, 4] * 6]  # histories with which every life starts
+SEEN: Counter[str] = Counter()  # counts over all lives: operations, ends of requests, and other events
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
@@ -98,8 +98,10 @@ class Life(RuleBasedStateMachine):
         drafter,
         stall,
     ):
-        """states: of a hybrid, the bytes of its runs and states, one a token and three a state. drafter: of ten tokens that
-        a draft model says, how many are right.
+        """Start with an empty cache.
+
+        states: for a hybrid model, the bytes for runs (nodes) and states: one byte per token, three per state.
+        drafter: how many of ten tokens from the draft model are right.
         """
         self.drafter = None if drafter is None else ToyDrafter(drafter)
         self.can_cut = states is None
@@ -124,25 +126,25 @@ class Life(RuleBasedStateMachine):
         self.now = 0
         self.ids = itertools.count()
         self.open: list[Job] = []
-        self.limits: dict[int, int] = {}  # by request, the length of its answer
-        self.forced: dict[int, int] = {}  # by request, the tokens that follow each sampled one at once
+        self.limits: dict[int, int] = {}  # the length of each request's answer
+        self.forced: dict[int, int] = {}  # by request: forced tokens after each sampled token
         self.choices: set[int] = set()  # requests that share a private scope
-        self.poison: dict[int, float] = {}  # requests that make each step fail, and how much of the operations is done then
+        self.poison: dict[int, float] = {}  # requests that make each step fail, and the share of operations done before
         self.histories: list[list[int]] = list(OPENINGS)
         self.build(CONTEXT + extra, host, states)
 
     def build(self, cells, host, states):
-        """Make an empty cache."""
+        """Make a scheduler with an empty cache."""
         self.memory = Memory(cells, self.can_cut)
         lent = cells // 2 if self.can_cut else 0
         tier = HostMemory(host if self.can_cut else 0, EvictionPolicy(self.policy), cut=cut, lent=lent)
         self.tree = PrefixTree(cells, self.num_ids, tier, EvictionPolicy(self.policy), costs=self.costs)
-        self.met_others: set[int] = set()  # requests that did not run alone all the time
-        self.phases: dict[Job, Phase] = {}  # of the open requests, and of those that are done
+        self.met_others: set[int] = set()  # requests that at some time ran beside other requests
+        self.phases: dict[Job, Phase] = {}  # the last phase of each open or finished request
         of_states = HostMemory(states or 0, EvictionPolicy(self.policy), sizes=CopySizes(run_token=1, state=3), cut=cut)
         self.snapshots = Snapshots(self.tree, of_states, spacing=8, unused=2)
         drafts = Drafts(self.costs, max_rows=self.shape["batch_size"], drafter=self.drafter)
-        if self.drafter:  # whatever its tokens cost
+        if self.drafter:  # drafts are made whatever they cost
             drafts._pace.seconds = lambda streams, depth: 1.0
             drafts._may_cost = lambda steps, streams, depth: True
         self.scheduler = Scheduler(self.tree, drafts=drafts, **reuse_with(self.snapshots), **self.shape)
@@ -192,7 +194,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(ask=ASKS, further=st.integers(1, 2), steps=st.integers(0, 6))
     def choose(self, ask, further, steps):
-        """Several answers to one prompt. If it is not cached, they share a scope of their own, where KV can be cut."""
+        """Ask for several answers to one prompt. If it is not cached, and KV can be cut, they share a private scope."""
         first = self.submit_one(replace(ask, background=False))
         for number in itertools.islice(self.ids, further):
             scope = first.request.scope if self.can_cut else Scope.private(number, ask.scope.adapters)
@@ -208,7 +210,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not self.scheduler.running)
     def sleep(self):
-        """All KV leaves the device, as before its memory is freed."""
+        """Evict all KV from the device, as before its memory is freed."""
         self.tree.evict(self.tree.device.num_ready)
         self.carry_out(self.tree.device.take_operations())
         self.ran()
@@ -216,15 +218,15 @@ class Life(RuleBasedStateMachine):
         SEEN["slept"] += 1
 
     def waits(self, job):
-        """A request has come."""
+        """Note that a request has been submitted. A hook for other lives."""
 
-    all_wait = False  # for records of a lower tier
+    all_wait = False  # whether all requests wait for records of a lower tier
 
     def plan(self):
         return self.scheduler.plan()
 
     def before_step(self):
-        """A step is about to be planned."""
+        """Prepare the next step. A hook for other lives."""
 
     def history(self, of):
         return self.histories[-min(of, len(self.histories))]
@@ -232,7 +234,7 @@ class Life(RuleBasedStateMachine):
     @rule(of=st.integers(0, 60))
     @precondition(lambda self: self.open)
     def cancel(self, of):
-        job = self.open[of % len(self.open)]  # no draw depends on the cache, whose sets have no order
+        job = self.open[of % len(self.open)]  # draws must not depend on the cache, whose sets have no order
         SEEN["cancelled running" if job.sequence else "cancelled waiting"] += 1
         self.open.remove(job)
         self.scheduler.finish(job)
@@ -245,7 +247,7 @@ class Life(RuleBasedStateMachine):
     @rule(end=st.sampled_from(["refused", "refused", "interrupted", "at once", 0.0, 0.5, 1.0]))
     @precondition(lambda self: self.open)
     def fail(self, end):
-        """A plan ends before its spans: no room, a new request, or an error after some operations."""
+        """End a plan before its spans: for lack of room, for a new request, or by an error after some operations."""
         if end == "at once":
             self.recover()
             return
@@ -261,7 +263,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(ask=ASKS, share=st.sampled_from([0.0, 0.5, 1.0]), beside=st.lists(ASKS, max_size=3), steps=st.integers(0, 4))
     def poisonous(self, ask, share, beside, steps):
-        """A request comes with which each step fails, beside others."""
+        """Submit a request that makes each step fail, beside other requests."""
         for other in beside:
             self.submit_one(other)
         job = self.submit_one(replace(ask, background=False))
@@ -270,18 +272,20 @@ class Life(RuleBasedStateMachine):
         self.step(steps)
 
     def fail_in(self, plan, share):
-        """A step fails behind a share of its operations."""
+        """Let a step fail after a share of its operations."""
         self.carry_out(plan.operations[: int(share * len(plan.operations))])
         self.recover()
 
     def recover(self):
-        """Requests without a token run again, others pause, those that are the cause end; all copies that were made stay."""
+        """Recover from a failed step. Requests without a token run again, others pause, and the causes of failures end. All
+        finished copies stay.
+        """
         SEEN["recovered"] += 1
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         made = {index: texts_with_copies(index) for index in (self.tree, self.snapshots)}
         suspects = [one for one in running if one.is_suspect]
         assert not suspects or running == suspects[:1], "one that may be the cause runs beside others"
-        late = {one for one in running if one.request.id % 5 == 0}  # what was chosen for these has not come to them
+        late = {one for one in running if one.request.id % 5 == 0}  # these have not received their last token
         found = self.scheduler.recover(goes_on=lambda job: job not in late)
         failed, again, paused = found.failed, found.again, found.paused
         self.memory.apply(Clear())
@@ -297,7 +301,7 @@ class Life(RuleBasedStateMachine):
         assert set(self.open) == {*waiting, *again, *paused}
         SEEN["paused by a failure"] += bool(paused)
         for index, texts in made.items():
-            # Of what was decided and never done, the runs in front of states go, too: nothing stands on them.
+            # Of copies that were planned but not made, the runs before states go too, because nothing depends on them.
             now = texts_with_copies(index)
             assert now == texts if index is self.tree and self.can_cut and not failed else now <= texts
             SEEN["kept over a failure"] += bool(now)
@@ -314,7 +318,7 @@ class Life(RuleBasedStateMachine):
             SEEN[act] += self.let_go_by(act, scope)
 
     def let_go_by(self, act, scope):
-        """Return whether any KV left."""
+        """Do one of the acts that evict or copy KV. Return whether it had an effect."""
         tree = self.tree
         before, pinned, saved = tree.device.num_ready, tree.device.num_in_use, tree.copies.num_saved
         if act == "evict":
@@ -339,7 +343,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(acts=st.lists(st.sampled_from(["unpin", 3, "pin", 1]), max_size=3), of=st.integers(1, 3), scope=SCOPES)
     def pin(self, acts, of, scope):
-        """Pin a prompt for two seconds; then more pins, their ends, and seconds that pass."""
+        """Pin a prompt for two seconds. Then pin again, unpin, or let seconds pass."""
         pins, tokens = self.scheduler.pins, np.array(self.history(of), np.int32)
         for act in ["pin", *acts]:
             before = len(list(pins.runs()))
@@ -402,7 +406,7 @@ class Life(RuleBasedStateMachine):
             assert job.computed == 0 or known_cells[job.computed - 1] == known
 
     def look_at_phases(self, plan=None):
-        """Each request is in the phase that the queue, its tokens and the next step tell; one that is done stays so."""
+        """Check that each request's phase agrees with the queue, its tokens and the next step. Nothing follows DONE."""
         spans = {span.request: span for span in plan.spans} if plan else {}
         for job, before in self.phases.items():
             now, span, answered = job.phase, spans.get(job.request.id), job.num_tokens - job.num_prompt
@@ -428,7 +432,7 @@ class Life(RuleBasedStateMachine):
         return False
 
     def take_further(self, job):
-        """Append the tokens that were chosen along a draft; now and then the answer ends there, as by a stop string."""
+        """Append the tokens that a draft added. Now and then the answer ends within them, as by a stop string."""
         further = self.memory.take_further(job.request.id)
         SEEN["right drafts"] += bool(further)
         if draft := job.request.draft:
@@ -441,14 +445,14 @@ class Life(RuleBasedStateMachine):
             job.accept(token)
 
     def force(self, job):
-        """Append several tokens at once, as a grammar does: those that would be sampled one after the other."""
+        """Append several tokens at once, as a grammar does. They are the tokens that would be sampled."""
         most = min(self.forced[job.request.id], job.num_prompt + self.limits[job.request.id] - job.num_tokens)
         for _ in range(most):
             job.force(next_token(seen(job.tokens[: job.num_tokens].tolist(), job.request.scope.adapters)))
         SEEN["forced"] += most > 1
 
     def check_rest(self, plan):
-        """A prompt that is computed alone is never computed in pieces that are smaller than the rest, nor leaves any."""
+        """Check that a prompt computed alone has no pieces below `recompute_last` tokens, and leaves no such rest."""
         running, recompute_last = self.scheduler.running, self.recompute_last
         if len(running) > 1:
             self.met_others.update(job.request.id for job in running)
@@ -457,13 +461,13 @@ class Life(RuleBasedStateMachine):
         for job, span in zip(running, plan.spans, strict=False):
             sections = job.layout.sections(job.num_tokens)
             begin, end = next(section for section in sections if section[0] <= span.start < section[1])
-            left = end - span.stop + span.drafted  # a resumed request may have a draft behind its last token
+            left = end - span.stop + span.drafted  # a resumed request may have a draft after its last token
             if has_room and job.request.id not in self.met_others and span.start < job.claimed:
                 assert len(span.tokens) >= min(recompute_last, end - begin), "a piece that is too small for its bits"
                 assert left == 0 or left >= recompute_last, "a rest that is too small for its bits"
 
     def ran(self):
-        """A plan has been carried out."""
+        """Note that a plan has been carried out. A hook for other lives."""
 
     def end(self, job):
         assert job.request.id not in self.poison, "one with which each step fails has an end"
@@ -506,7 +510,7 @@ class Life(RuleBasedStateMachine):
         raise AssertionError("a request never ended")
 
     def close(self):
-        """Forget everything. No cell, id or copy may be left."""
+        """Forget everything. No cell, id or copy may remain."""
         while self.tree.evict():
             check(self.scheduler)
         self.memory.run(self.plan())
@@ -526,13 +530,13 @@ class Life(RuleBasedStateMachine):
 
 
 def shares_next(job, other):
-    """Whether two requests have the same tokens up to the next one that the first computes."""
+    """Whether two requests have the same tokens, including the next token that the first request computes."""
     upto, mine, theirs = job.computed + 1, job.request.index_scope, other.request.index_scope
     return mine == theirs and np.array_equal(job.tokens[:upto], other.tokens[:upto])
 
 
 def texts_with_copies(index):
-    """Return the beginnings whose KV has a copy that was made, from the first token on, each by its scope and tokens."""
+    """Return the scope and tokens of each prefix whose KV has a finished copy."""
     found, stack = set(), [(root.scope, (), child) for root in index.roots.values() for child in root.children.values()]
     while stack:
         scope, before, node = stack.pop()
@@ -544,5 +548,5 @@ def texts_with_copies(index):
 
 
 def offloading(num_tokens):
-    """Return costs with which idle KV leaves the device for requests of this many tokens and steps."""
+    """Return costs with which idle KV is offloaded for requests of this many tokens and steps."""
     return {"spill_ns": num_tokens, "idle_token_ns": 1.0, "idle_step_ns": 1.0}

@@ -1,10 +1,10 @@
-"""A model of llama.cpp's unified KV memory: cells with a position, the tokens they were computed from, and their holders.
+"""A model of llama.cpp's unified KV memory: cells with positions, the tokens that they were computed from, and sequences.
 
-It carries out plans like the real one and fails where the real one would give a wrong result: a span whose sequence does
-not hold exactly its own earlier tokens, a position held twice, a pool that overflows.
+It carries out plans like the real memory. It fails where the real memory would give a wrong result: if a span's sequence
+does not have exactly its own earlier tokens, if a position exists twice, or if the pool overflows.
 
-A cell stands for all tokens that its KV was computed from, as a tuple of the codes at all positions up to its own. The code
-of a token is its id with the adapters; that of a token of a moved document tells the text that it was read in.
+A cell is a tuple of the codes of all tokens that its KV was computed from, up to its own position. The code of a token
+combines its id and the adapters. The code of a token in a moved document also depends on the text that it was read in.
 """
 
 from typing import Any
@@ -14,20 +14,22 @@ from slotcache.slots.reuse import FIRST, IDS, SEPARATE
 
 
 class Memory:
-    """can_cut: False for a hybrid model. A sequence has a recurrent state beside its cells, and that stands for all of its
-    tokens; copies of cells are without it.
+    """The memory.
+
+    can_cut: False for a hybrid model. Its sequences have cells and a recurrent state, which depends on all tokens. Copies
+    of cells do not include the state.
     """
 
     def __init__(self, num_cells: int, can_cut: bool = True) -> None:
         self.num_cells, self.can_cut = num_cells, can_cut
-        self.cells: dict[int, dict[int, tuple]] = {}  # sequence -> position -> the whole prefix that cell stands for
+        self.cells: dict[int, dict[int, tuple]] = {}  # sequence -> position -> the prefix that the cell was computed from
         self.identities: dict[tuple[int, int], int] = {}  # (sequence, position) -> which cell
         self.next_cell = 0
-        self.states: dict[int, tuple] = {}  # sequence -> the tokens that its recurrent state stands for
-        self.further: dict[int, list[int]] = {}  # request -> tokens behind right ones of its draft, in the last step
+        self.states: dict[int, tuple] = {}  # sequence -> the tokens that its recurrent state depends on
+        self.further: dict[int, list[int]] = {}  # request -> tokens that right drafts added in the last step
 
     def run(self, plan: Plan) -> list[int]:
-        """Carry out a plan; sampled tokens are a function of the whole prefix, like greedy decoding."""
+        """Carry out a plan. Return the sampled tokens, which depend on the whole prefix, as in greedy decoding."""
         for operation in plan.operations:
             self.apply(operation)
         sampled = [self.compute(span, plan.adapters) for span in plan.spans]
@@ -46,7 +48,7 @@ class Memory:
                     mine[position] = theirs[position]
                     self.identities[target, position] = self.identities[source, position]
             case Trim(sequence, start, stop):
-                if sequence not in self.cells:  # it was dropped, with the end of a draft on it
+                if sequence not in self.cells:  # the sequence was dropped, with a draft's end
                     return
                 for position in range(start, stop):
                     del self.cells[sequence][position], self.identities[sequence, position]
@@ -113,15 +115,15 @@ class Memory:
 
 
 def cut(data: Any, start: int, stop: int) -> Any:
-    """Return the part of a copy at positions [start, stop). A cell's position is the length of its prefix less one."""
+    """Return the part of a copy at positions [start, stop). A cell's position is the length of its prefix minus one."""
     assert len(data[0]) <= start + 1 and stop <= len(data[-1]), "a copy of other positions"
     return [cell for cell in data if start < len(cell) <= stop]
 
 
 def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
-    """Return the codes of tokens, as a model with adapters sees them. Documents that are read separately are marked."""
+    """Return the codes of tokens for a model with adapters. Documents that are read separately have marks in the tokens."""
     codes: list[int] = []
-    front: tuple[int, ...] | None = None  # the text in front of the first one
+    front: tuple[int, ...] | None = None  # the text before the first document
     read: list[int] = []
     is_moved = False
     for token in tokens:
@@ -138,10 +140,10 @@ def seen(tokens: list[int], adapters: str) -> tuple[int, ...]:
 
 
 def moved(text: tuple[int, ...]) -> int:
-    """Return the code of a document's token that was read behind `text`, which ends in it, and moved to another place."""
+    """Return the code of a document's token that was read in `text`, of which it is the last, and moved elsewhere."""
     return abs(hash(text))
 
 
 def next_token(prefix: tuple) -> int:
-    """Return the greedy token after `prefix`, of few distinct ones, so that paths meet and part often."""
+    """Return the greedy token after `prefix`. There are only five, so that paths often meet and part."""
     return sum(prefix[-3:]) * 7 % 5

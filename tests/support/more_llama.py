@@ -56,7 +56,7 @@ char_p = Annotated[bytes, ctypes.c_char_p]
 strings_p = Annotated[ctypes.Array[ctypes.c_char_p], ctypes.POINTER(ctypes.c_char_p)]
 
 
-CAN_QUANTISE = hasattr(library, "llama_model_quantize")  # xllamacpp's library leaves it out
+CAN_QUANTISE = hasattr(library, "llama_model_quantize")  # xllamacpp's library does not have it
 if CAN_QUANTISE:
 
     @bind
@@ -66,7 +66,7 @@ if CAN_QUANTISE:
 
 
 def quantised(source: Path, target: Path, kind: int = LLAMA_FTYPE_MOSTLY_Q4_K_M) -> Path:
-    """`source` with weights of a kind, made by llama.cpp."""
+    """Let llama.cpp write `source` to `target`, with weights of a kind. Return `target`."""
     if not CAN_QUANTISE:
         pytest.skip(f"{llama.LIBRARY} has no function that quantises")
     llama.capture()

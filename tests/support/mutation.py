@@ -1,4 +1,4 @@
-"""Damage files by chance, as a bad disk, a crash or a careless hand would."""
+"""Damages files at random, as a bad disk, a crash or a careless user would."""
 
 import os
 import random
@@ -14,19 +14,19 @@ INTERESTING = bytes([0, 1, 127, 128, 255])
 
 
 def cases(usual: int, share: float) -> int:
-    """How many to try: few in the suite, a share of SLOTCACHE_MUTATIONS where it is set."""
+    """Return how many cases to try: `usual`, or a share of SLOTCACHE_MUTATIONS if it is set."""
     return round(CASES * share) or usual
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
-    """The bytes after one to three accidents."""
+    """Return the bytes after one to three random damages."""
     for _ in range(chance.randint(1, 3)):
         content = chance.choice((_flipped, _overwritten, _cut, _longer, _without, _twice, _moved))(content, chance)
     return content
 
 
 def forged(content: bytes, chance: random.Random) -> bytes:
-    """A record's file with another head, or another frame around the numbers of its KV, and checksums that are right."""
+    """Return a record file with another head, or another frame around the KV, but with right checksums."""
     return _other_head(content, chance) if chance.random() < 0.5 else _other_frame(content, chance)
 
 
@@ -42,11 +42,11 @@ def _other_head(content: bytes, chance: random.Random) -> bytes:
 
 
 def _other_frame(content: bytes, chance: random.Random) -> bytes:
-    """Change the state's header, its cells, or its length. The numbers of the KV have no frame to check."""
+    """Change the state's header, its cells, or its length. The KV itself has no frame that could be checked."""
     head = msgspec.json.decode(head_of(content))
     body = START + len(head_of(content)) + 4 * head["tokens"]
     data = content[body:]
-    frame = 16 + 12 * (head["tokens"] - head["start"]) + 8 + 12  # up to the first numbers
+    frame = 16 + 12 * (head["tokens"] - head["start"]) + 8 + 12  # bytes before the KV
     if chance.random() < 0.3:
         data = _cut(data, chance) if chance.random() < 0.5 else _longer(data, chance)
     else:

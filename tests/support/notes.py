@@ -1,4 +1,4 @@
-"""Folders of documents that a server reads: written, and looked at through its routes."""
+"""Writes folders of documents for a server, and reads their state through its routes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One document in four formats: Markdown, HTML, DOCX and PDF, the last two written byte by byte."""
+"""Writes one document in four formats: Markdown, HTML, DOCX and PDF."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDTH = 90  # characters of a line
 
 @dataclass(frozen=True)
 class Part:
-    """kind: h1, h2, h3, p, li or code."""
+    """A part of a document. kind: h1, h2, h3, p, li or code."""
 
     kind: str
     text: str
@@ -71,7 +71,7 @@ def html(parts: Sequence[Part]) -> bytes:
 
 
 def docx(parts: Sequence[Part], document: str = "") -> bytes:
-    """document: the XML of the text, instead of the parts'."""
+    """Return a Word document. document: the XML of its text, in place of the parts."""
     styles = "".join(
         f'<w:style w:type="paragraph" w:styleId="{kind}"><w:name w:val="{name}"/></w:style>' for kind, name in NAMES.items()
     )
@@ -113,7 +113,7 @@ def _paragraph(part: Part) -> str:
 
 
 def pdf(parts: Sequence[Part], header: str = "") -> tuple[bytes, dict[str, int]]:
-    """Return a PDF, and the page on which each part begins, by its text. header: of each page, above its number."""
+    """Return a PDF, and the page on which each part begins, by its text. header: the header of each page."""
     pages: list[list[str]] = [[]]
     starts: dict[str, int] = {}
     height = 0.0
@@ -141,9 +141,11 @@ def show(text: str, left: float, place: tuple[float, float], font: str = "F1") -
 def assemble(
     pages: Sequence[str], *, about: str = "", catalog: str = "", fonts: str = "", objects: Sequence[str] = ()
 ) -> bytes:
-    """Return a PDF of the contents of pages. about, catalog: more of each page and of the catalog.
+    """Return a PDF with these page contents.
 
-    fonts: more than F1 and F2. objects: numbered from 5 on, behind two for each page.
+    about, catalog: more entries of each page, and of the catalog.
+    fonts: more fonts besides F1 and F2.
+    objects: more objects, numbered after the pages' objects, which begin at 5, two for each page.
     """
     kids = " ".join(f"{5 + 2 * at} 0 R" for at in range(len(pages)))
     encoding = "/Encoding /WinAnsiEncoding"

@@ -1,4 +1,4 @@
-"""Whether these tests run on a device that is not the CPU, as in `make device-test`, and what it promises of its results."""
+"""Says whether tests run on a device other than the CPU, as in `make device-test`, and how exact its results are."""
 
 import os
 from dataclasses import replace
@@ -12,12 +12,12 @@ from slotcache.models.hardware import HIDDEN, devices
 ON_DEVICE = any(device.is_gpu for device in devices())
 
 HAS_OWN_KERNELS = ON_DEVICE and not devices()[0].name.startswith("RPC")
-"""Whether the device computes with a GPU's kernels. RPC's computes with the CPU's, in another process."""
+"""Whether the device computes with GPU kernels. An RPC device computes with the CPU's kernels, in another process."""
 
 ROUNDING = 1e-3 if HAS_OWN_KERNELS else 1e-5 if ON_DEVICE else 0.0
-"""By how much numbers may differ where a device computes several texts together, and the CPU one by one."""
+"""By how much numbers may differ if a device computes several texts together, and the CPU computes them one by one."""
 
-NEAR = 0.02  # of the range of the logits, as docs/exactness.md says of cards
+NEAR = 0.02  # share of the range of logits, as in docs/exactness.md for GPUs
 
 needs_device = pytest.mark.skipif(not ON_DEVICE, reason="needs a device that is not the CPU: make device-test")
 needs_cpu = pytest.mark.skipif(ON_DEVICE, reason="with a GPU, weights stay in the layout of their file")
@@ -31,7 +31,7 @@ needs_abort = pytest.mark.skipif(ON_DEVICE, reason="llama.cpp asks the callback 
 
 
 def keep_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what this process hides of its cards come back behind a test."""
+    """Undo after a test what this process hides of its GPUs."""
     for name in (*HIDDEN, llama.VARIABLES[0]):
         value = os.environ.get(name)
         monkeypatch.setenv(name, value or "")
@@ -41,18 +41,19 @@ def keep_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def idle_leaves(context: Context) -> None:
-    """Let idle KV leave an untimed device for each request, as it leaves the CPU: bits depend on the cells of a prompt."""
+    """Offload idle KV for each request on an untimed device, as on the CPU, because bits depend on a prompt's cells."""
     if ON_DEVICE:
         context.costs = replace(context.costs, spill_ns=0.0)
 
 
 def same(one: np.ndarray, other: np.ndarray, near: float = 0.0) -> bool:
-    """Return whether two rows of logits are equal, one computed beside few other rows and one beside many.
+    """Return whether two rows of logits are equal if one was computed beside few other rows, and the other beside many.
 
-    To the bit on the CPU and by RPC. A GPU computes few rows with another kernel than many: there within rounding, and with
-    the same best token where it is ahead of the next one by more. Where the same kernels run, the bits are equal there, too:
-    such rows are compared with `np.array_equal`. near: the rounding of the CPU, as a share of the range, where it promises
-    no bits.
+    On the CPU and by RPC, they must be bit-equal. A GPU computes few rows with another kernel than many. There they must be
+    equal within rounding, and have the same best token if it is ahead of the next token by more than that. Rows from the
+    same kernel are bit-equal on a GPU too; they are compared with `np.array_equal`.
+
+    near: the rounding on the CPU, as a share of the range, if bits are not promised.
     """
     most = max(near, NEAR if HAS_OWN_KERNELS else 0.0) * np.ptp(other)
     second, best = np.partition(other, -2)[-2:]
@@ -60,7 +61,7 @@ def same(one: np.ndarray, other: np.ndarray, near: float = 0.0) -> bool:
 
 
 def same_answers(answer, reference, near: float = 0.0) -> bool:
-    """Return whether two answers of a `Lab` are the same. Where rounding chose another token, they part. near: as above."""
+    """Return whether two answers of a `Lab` are the same, up to a token that rounding changes. near: as in `same`."""
     rows = zip(answer.logits, reference.logits, answer.tokens, reference.tokens, strict=True)
     for row, expected, token, expected_token in rows:
         if not same(row, expected, near):

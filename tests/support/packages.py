@@ -1,4 +1,4 @@
-"""Small files of the formats that people have: workbooks, slides, books, OpenDocument, written byte by byte."""
+"""Writes small workbooks, slides, books and OpenDocument files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPACES += f' xmlns:draw="{ODF.format("drawing")}" xmlns:xlink="http://www.w3.org
 
 
 def related(*targets: tuple[str, str]) -> str:
-    """Return the relations of a part, r1 and so on. targets: kind and name of each."""
+    """Return the relations of a part, with ids r1, r2 and so on. targets: kind and name of each target."""
     return RELATED.format(
         "".join(
             f'<Relationship Id="r{at}" Type="{OFFICE}/{kind}" Target="{name}"/>'
@@ -28,7 +28,7 @@ def related(*targets: tuple[str, str]) -> str:
 
 
 def xlsx(*sheets: tuple[str, str], strings: str = "", styles: str = "", states: Sequence[str] = ()) -> bytes:
-    """Return a workbook. sheets: name and XML of each. strings: the XML of the shared ones. states: of the sheets."""
+    """Return a workbook. sheets: name and XML of each sheet. strings: the XML of shared strings. states: the sheets'."""
     listed = "".join(
         f'<sheet name="{name}" sheetId="{at}" state="{state or "visible"}" r:id="r{at}"/>'
         for at, ((name, _), state) in enumerate(zip(sheets, [*states, *[""] * len(sheets)], strict=False), 1)
@@ -50,7 +50,7 @@ def xlsx(*sheets: tuple[str, str], strings: str = "", styles: str = "", states: 
 
 
 def rows(*lines: Sequence[str]) -> str:
-    """Return the rows of a sheet, whose cells are texts."""
+    """Return the rows of a sheet with texts as cells."""
     return "<sheetData>{}</sheetData>".format(
         "".join(
             "<row>{}</row>".format("".join(f'<c t="inlineStr"><is><t>{text}</t></is></c>' for text in line))
@@ -60,7 +60,7 @@ def rows(*lines: Sequence[str]) -> str:
 
 
 def pptx(*slides: str, notes: Sequence[str] = ()) -> bytes:
-    """Return a presentation. slides: the XML of their shapes, in order. notes: of the slides."""
+    """Return a presentation. slides: the XML of each slide's shapes. notes: the XML of the slides' notes."""
     files = {
         "_rels/.rels": RELATIONS.format(kind="officeDocument", target="ppt/presentation.xml"),
         "ppt/presentation.xml": f'<p:presentation xmlns:p="{SLIDE}" xmlns:r="{OFFICE}"><p:sldIdLst>'
@@ -85,14 +85,14 @@ def _slide(kind: str, shapes: str) -> str:
 
 
 def shape(text: str, kind: str = "") -> str:
-    """Return a shape. text: its paragraphs, one a line. kind: of its placeholder."""
+    """Return a shape. text: its paragraphs, one per line. kind: the kind of its placeholder."""
     about = f'<p:nvSpPr><p:nvPr><p:ph type="{kind}"/></p:nvPr></p:nvSpPr>' if kind else "<p:nvSpPr/>"
     paragraphs = "".join(f"<a:p><a:r><a:t>{line}</a:t></a:r></a:p>" for line in text.split("\n"))
     return f"<p:sp>{about}<p:txBody>{paragraphs}</p:txBody></p:sp>"
 
 
 def epub(*pages: str, title: str = "The Tides", contents: str = "", more: str = "") -> bytes:
-    """Return a book. pages: the XHTML of each. contents: its NCX. more: XML of the manifest."""
+    """Return a book. pages: the XHTML of each page. contents: its NCX. more: more XML of the manifest."""
     items = "".join(
         f'<item id="p{at}" href="text/page%20{at}.xhtml" media-type="application/xhtml+xml"/>' for at in range(len(pages))
     )
@@ -111,7 +111,7 @@ def epub(*pages: str, title: str = "The Tides", contents: str = "", more: str = 
 def opendocument(
     kind: str, body: str, *, automatic: str = "", styles: str = "", more: dict[str, str] | None = None
 ) -> bytes:
-    """Return a document. kind: text, presentation or spreadsheet. automatic: its automatic styles."""
+    """Return a document. kind: text, presentation or spreadsheet. automatic: the XML of its automatic styles."""
     content = (
         f"<office:document-content {SPACES}><office:automatic-styles>{automatic}</office:automatic-styles><office:body>"
         f"<office:{kind}>{body}</office:{kind}></office:body></office:document-content>"
@@ -121,7 +121,7 @@ def opendocument(
 
 
 def compound(name: str, data: bytes) -> bytes:
-    """Return a compound file, as Microsoft's formats before 2007 are, with one stream."""
+    """Return a compound file with one stream, as in Microsoft's formats before 2007."""
     sector, free, end = 512, 0xFFFFFFFF, 0xFFFFFFFE
     data = data.ljust(-(-max(len(data), 4096) // sector) * sector, b"\0")
     count = len(data) // sector
@@ -142,7 +142,7 @@ def _entry(name: str, kind: int, child: int, place: tuple[int, int]) -> bytes:
 
 
 def xls(name: str, cells: dict[tuple[int, int], str | float]) -> bytes:
-    """Return an old workbook with one sheet, whose cells are texts and numbers by row and column."""
+    """Return an old workbook with one sheet. cells: texts and numbers, by row and column."""
 
     def record(kind: int, data: bytes) -> bytes:
         return struct.pack("<HH", kind, len(data)) + data

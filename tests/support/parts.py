@@ -1,10 +1,10 @@
-"""A model in several files."""
+"""Splits a model into several files."""
 
 from gguf import GGUFReader, GGUFWriter
 
 
 def split(model, path):
-    """The model in several files, at most 8 tensors in each; the first of them."""
+    """Write a model as several files with at most 8 tensors each. Return the first file."""
     reader = GGUFReader(model)
     writer = GGUFWriter(path, "llama", split_max_tensors=8)
     for field in reader.fields.values():

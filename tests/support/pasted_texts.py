@@ -1,4 +1,4 @@
-"""What programs send: their lists of documents in a message, by name, and pieces of texts that look almost like these."""
+"""Messages with lists of documents, as known programs send them, and pieces of texts that look almost like such lists."""
 
 LINE = "-" * 21
 WEBUI = """You are helpful.

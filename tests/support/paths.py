@@ -1,4 +1,4 @@
-"""An index written down as a table, and random ones, to test the ordering policies with."""
+"""Indexes to test ordering policies: one as a table of paths, and random ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 
 @dataclass
 class PathTable:
-    """Cached paths with (tokens, saved) each; a position is the path to it."""
+    """An index of cached paths, each with (tokens, saved). A position in it is the path up to there."""
 
     paths: dict[Path, tuple[int, float]]
     followed_by: dict[Path, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ served = st.lists(st.permutations("abcdefgx").flatmap(lambda p: st.integers(1, 8
 
 @st.composite
 def tables(draw: st.DrawFn) -> PathTable:
-    """Few distinct values, so that ties are common; a document may be worth more on one path than on another."""
+    """Draw tables with few distinct values, so that ties are common. A document's worth may depend on its path."""
     prefixes = sorted({tuple(order[:n]) for order in draw(served) for n in range(1, len(order) + 1)})
     worth = st.sampled_from([(0, 0.0), (100, 0.0), (100, 50.0), (100, 100.0), (200, 100.0)])
     paths = {prefix: draw(worth) for prefix in prefixes}
@@ -48,7 +48,7 @@ def tables(draw: st.DrawFn) -> PathTable:
 
 @st.composite
 def trees(draw: st.DrawFn) -> KnowledgeTree:
-    """Trees that have also lost documents, so that their bounds are not tight."""
+    """Draw trees that have lost some documents, so that their bounds are not tight."""
     tree = KnowledgeTree(draw(st.integers(5, 40)))
     tokens = {key: draw(st.sampled_from([0, 100, 200])) for key in "abcdefgx"}
     for order in draw(served):
@@ -63,7 +63,7 @@ indexes = st.one_of(tables(), trees())
 
 
 def saved(index: Index, keys: Sequence[str]) -> float:
-    """Tokens saved by an order: along its cached leading run, and behind it when all of it is cached."""
+    """Return the tokens that an order saves: in its cached prefix, and after the last document if all are cached."""
     position, total = index.start(), 0.0
     if position is None:
         return 0.0
@@ -75,7 +75,7 @@ def saved(index: Index, keys: Sequence[str]) -> float:
 
 
 def best_order(index: Index, keys: Sequence[str], first: int = 0, last: int = 0, best: str = "free") -> tuple[int, ...]:
-    """Brute force: the most saved over all orders that the guard allows, then the lexicographically smallest."""
+    """Return, by brute force, the allowed order that saves the most tokens. Of equal orders, the smallest wins."""
     size = len(keys)
     fixed = {*range(min(first, size)), *range(max(0, size - last), size)}
     orders = (order for order in permutations(range(size)) if all(order[i] == i for i in fixed))

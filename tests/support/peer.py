@@ -1,4 +1,4 @@
-"""llama-server beside this project: the prompts that it makes of chats."""
+"""Runs llama-server, to compare the prompts that it makes from chats."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ DEADLINE = 300.0  # s to load the model
 
 @contextmanager
 def llama_server(program: str, model: Path, *flags: str) -> Iterator[httpx.Client]:
-    """A llama-server of a small model on a free port, stopped at the end."""
+    """Run a llama-server with a small model on a free port. Yield a client of it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -34,7 +34,7 @@ def llama_server(program: str, model: Path, *flags: str) -> Iterator[httpx.Clien
 
 
 def prompt_of(client: httpx.Client, chat: Mapping[str, Any]) -> str | None:
-    """The prompt that it makes of a chat; None if it refuses."""
+    """Return the prompt that llama-server makes from a chat; None if it refuses the chat."""
     return client.post("/apply-template", json=chat).json().get("prompt")
 
 

@@ -1,11 +1,11 @@
-"""Processes of others, watched by their ids: whether they have ended, and which a process has started."""
+"""Watches other processes by their ids: whether they have ended, and which children they have."""
 
 import os
 import select
 from contextlib import contextmanager
 from pathlib import Path
 
-DEADLINE = 60.0  # s; far more than anything here takes on a machine that is busy
+DEADLINE = 60.0  # s, far more than needed even on a busy machine
 START = (  # an installed package, or a bare checkout at sys.argv[1]
     "import sys, types; from importlib.util import find_spec\n"
     "if find_spec('slotcache') is None:\n"
@@ -15,7 +15,7 @@ START = (  # an installed package, or a bare checkout at sys.argv[1]
 
 @contextmanager
 def watched(*pids):
-    """Descriptors of processes, which stay theirs when an id is used again."""
+    """Yield descriptors of processes, which stay valid if an id is used again."""
     descriptors = [os.pidfd_open(pid) for pid in pids]
     try:
         yield descriptors
@@ -25,12 +25,12 @@ def watched(*pids):
 
 
 def ended(descriptor, seconds=DEADLINE):
-    """Whether a process has ended, at the latest after so many seconds."""
+    """Wait up to `seconds` for the end of a process. Return whether it has ended."""
     return bool(select.select([descriptor], [], [], seconds)[0])
 
 
 def children(pid):
-    """The ids of the processes that a process has started, with their command lines."""
+    """Return the command lines of a process's children, by their ids."""
     found = {}
     for thread in Path(f"/proc/{pid}/task").iterdir():
         for child in (thread / "children").read_text().split():

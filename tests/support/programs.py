@@ -1,7 +1,7 @@
-"""The turns of programs that hold long sessions, as these send them: instructions, tools, calls, results and reminders.
+"""Long sessions of known programs, as they send them: instructions, tools, calls, results and reminders.
 
-Each program yields its requests one after the other, with answers of a model that does as it is asked. So a session is the
-same on every model and template.
+Each function yields a program's requests in order, with the answers of an imagined obedient model. So a session is the same
+for every model and template.
 """
 
 import json
@@ -15,7 +15,7 @@ INSTRUCTIONS = "You work in a folder of the user's. Read before you write, and s
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request of a program. last: the text that ends its history, as the model reads it."""
+    """A request of a program. last: the text at the end of its history, as the model reads it."""
 
     path: str
     body: Body
@@ -32,7 +32,7 @@ def _result(turn: int) -> str:
 
 @dataclass(slots=True)
 class _Session:
-    """What a program has said so far."""
+    """The messages of a session so far."""
 
     said: list[Body] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class _Session:
 
 
 def claude_code(turns: int) -> Iterator[Turn]:
-    """A bill in front of its instructions, reminders beside questions and results, and a mark at the end that moves on."""
+    """A billing line before the instructions, reminders beside questions and results, and a cache mark that moves on."""
     bill = "x-anthropic-billing-header: cc_version=2.1.77.{:03x}; cc_entrypoint=cli; cch={:05x};"
     tools = [
         {"name": name, "description": f"{name} a file.", "input_schema": _schema(*names)}
@@ -60,7 +60,7 @@ def claude_code(turns: int) -> Iterator[Turn]:
                 last = f"What does file {turn} do?"
                 parts = [{"type": "text", "text": reminder}, {"type": "text", "text": last}]
                 session.add({"role": "user", "content": parts})
-            case 4:  # a reminder behind the result
+            case 4:  # a reminder after the result
                 last = reminder
                 parts = [{"type": "tool_result", "tool_use_id": id, "content": _result(turn)}]
                 session.add({"role": "user", "content": [*parts, {"type": "text", "text": reminder}]})
@@ -68,7 +68,7 @@ def claude_code(turns: int) -> Iterator[Turn]:
                 last = f"end of result {turn}"
                 content = [{"type": "text", "text": _result(turn)}]
                 session.add({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": content}]})
-            case 2:  # two results of one answer, of which one failed
+            case 2:  # two results for one answer, one of them an error
                 last = f"No such file {turn}"
                 parts = [
                     {"type": "tool_result", "tool_use_id": id, "content": _result(turn)},
@@ -106,7 +106,7 @@ def claude_code(turns: int) -> Iterator[Turn]:
 
 
 def codex(turns: int) -> Iterator[Turn]:
-    """Developer's messages at the beginning and in the middle, sealed reasoning, custom tools, and nothing stored."""
+    """Developer messages at the start and in the middle, encrypted reasoning, custom tools, and nothing stored."""
     tools = [
         {"type": "function", "name": "shell", "description": "Run it.", "strict": False, "parameters": _schema("command")},
         {"type": "function", "name": "update_plan", "description": "Plan.", "strict": False, "parameters": _schema("plan")},
@@ -134,7 +134,7 @@ def codex(turns: int) -> Iterator[Turn]:
             case 2:
                 last = f"Success. {turn}"
                 session.add({"type": "custom_tool_call_output", "call_id": id, "output": last})
-            case 3:  # a hint of the program's in the middle, as after a change of its mode
+            case 3:  # a hint from the program in the middle, as after a change of its mode
                 last = f"And the next one, {turn}?"
                 session.add(
                     said("developer", f"<collaboration_mode>Default {turn}</collaboration_mode>"), said("user", last)
@@ -176,7 +176,7 @@ def codex(turns: int) -> Iterator[Turn]:
 
 
 def opencode(turns: int) -> Iterator[Turn]:
-    """Two system messages in front, calls without content, and a user's text behind results."""
+    """Two system messages at the start, calls without content, and a user's text after results."""
     tools = [
         {"type": "function", "function": {"name": name, "description": f"To {name}.", "parameters": _schema("filePath")}}
         for name in ("read", "glob")
@@ -214,7 +214,7 @@ def opencode(turns: int) -> Iterator[Turn]:
 
 
 def cline(turns: int) -> Iterator[Turn]:
-    """Tools in words, their results as parts of a user's message, and what is open in the editor behind each of them."""
+    """Tools described in words, results as parts of a user's message, and the editor's open tabs after each of them."""
     open_tabs = "<environment_details>\n# Open tabs\n{}.py\n</environment_details>"
     session, last = _Session(), ""
     session.add({"role": "system", "content": f"You are Cline. {INSTRUCTIONS}\n# Tools\n## read_file"})
@@ -223,7 +223,7 @@ def cline(turns: int) -> Iterator[Turn]:
         first = f"[read_file for '{turn}.py'] Result:" if turn else "<task>\nWhat do the files do?\n</task>"
         texts = [first, _result(turn), last] if turn else [first, last]
         session.add({"role": "user", "content": [{"type": "text", "text": text} for text in texts]})
-        if turn == 10:  # as after an answer that was stopped: two of the user's in a row
+        if turn == 10:  # two messages of the user in a row, as after a stopped answer
             session.add({"role": "user", "content": [{"type": "text", "text": "[TASK RESUMPTION] Go on."}]})
             last = "[TASK RESUMPTION] Go on."
         stream = {"stream": True, "stream_options": {"include_usage": True}}
@@ -233,7 +233,7 @@ def cline(turns: int) -> Iterator[Turn]:
 
 
 def home_assistant(turns: int) -> Iterator[Turn]:
-    """Ollama's API: the time in the system's message, calls without ids, results as JSON, and other spellings of nothing."""
+    """Ollama's API: the time in the system message, calls without ids, results as JSON, various spellings of nothing."""
     parameters = {"type": "object", "properties": {"name": {"type": "string"}, "area": {"type": "string"}}, "required": []}
     tools = [
         {"type": "function", "function": {"name": name, "description": "A device.", "parameters": parameters}}

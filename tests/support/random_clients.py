@@ -1,4 +1,4 @@
-"""Random clients of a server: chats, raw prompts, edits, hang-ups, restarts. Each act is a value that a file can hold."""
+"""Random clients of a server: chats, raw prompts, edits, disconnects, restarts. Each act can be stored in a file."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -8,16 +8,16 @@ from support.chat_wishes import PAGES, QUESTIONS
 
 Act = dict[str, Any]
 CHAT, RAW, TEXT, WARM = "/v1/chat/completions", "/completion", "/v1/completions", "/v1/cache/warm"
-CANNED = ("Zounds, as the page says.", "Quite so.", "Vexing: no page says that.")  # no model begins an answer so
+CANNED = ("Zounds, as the page says.", "Quite so.", "Vexing: no page says that.")  # no model starts an answer like these
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-LONGEST = 4000  # characters of a chat's own texts
+LONGEST = 4000  # most characters of a chat's messages
 LONG_PAGES = [replace(page, id=f"{page.id}-all", text=" ".join(one.text for one in PAGES[:4])) for page in PAGES[:2]]
 SCOPES = ["", "", "", "x", "y"]
 
 
 @dataclass
 class Talk:
-    """A chat as its client knows it. fields: of each of its requests."""
+    """A chat as its client knows it. fields: the fields of each of its requests."""
 
     scope: str
     fields: dict[str, Any]
@@ -34,7 +34,7 @@ class Talk:
 
 
 class Clients:
-    """Draws acts. alone: one request at a time, none goes on from an answer of the server, and what is cut off is known."""
+    """Draws acts. alone: one request at a time, never after a real answer, and a disconnect is at a known event."""
 
     def __init__(self, rng: Random, *, alone: bool, can_move: bool) -> None:
         self._rng, self._alone, self._can_move = rng, alone, can_move
@@ -56,15 +56,15 @@ class Clients:
         return {"do": "ask", "requests": self._requests(most=4 if rng.random() < 0.4 else 1)}
 
     def hear(self, texts: list[str | None]) -> None:
-        """Let the chats go on from the answers to the last act. None: there is no whole answer."""
+        """Continue the chats from the answers to the last act. None: there is no complete answer."""
         for (talk, _), text in zip(self._asked, texts, strict=True):
             if talk is not None and talk.messages[-1]["role"] != "assistant":
-                canned = self._rng.choice(CANNED)  # drawn in any case: what comes next depends on no answer's text
+                canned = self._rng.choice(CANNED)  # always drawn, so that later acts do not depend on answers
                 is_heard = text and not (self._alone or talk.is_separate)
                 talk.messages.append({"role": "assistant", "content": text if is_heard else canned})
 
     def _requests(self, most: int) -> list[dict[str, Any]]:
-        """Return requests of different chats, to be sent at once."""
+        """Return requests of different chats, to send at the same time."""
         found: dict[int, tuple[Talk | None, dict[str, Any]]] = {}
         for _ in range(1 if self._alone else self._rng.randint(1, most)):
             talk = None if self._rng.random() < 0.2 else self._talk()
@@ -74,7 +74,7 @@ class Clients:
         return [request for _, request in self._asked]
 
     def _talk(self) -> Talk:
-        """Return a chat that goes on, or a new one."""
+        """Return a chat to continue, or a new chat."""
         rng = self._rng
         if self._talks and rng.random() < 0.85:
             talk = self._talks[-min(rng.choice([1, 1, 2, 3, 4]), len(self._talks))]
@@ -93,7 +93,7 @@ class Clients:
         return talk
 
     def _chat(self, talk: Talk) -> dict[str, Any]:
-        """Return the next request of a chat, which may change what was said before."""
+        """Return the next request of a chat, which may change earlier messages."""
         rng, messages = self._rng, talk.messages
         how = rng.choice(["turn", "turn", "turn", "again", "edit", "take back", "tool"])
         answered = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
@@ -122,13 +122,13 @@ class Clients:
         return [{"id": page.id, "text": page.text, "title": page.title} for page in pages]
 
     def _raw(self) -> dict[str, Any]:
-        """Return a text or ids to be continued: a new one, an earlier one, or one that goes on from it."""
+        """Return a prompt of text or ids: a new prompt, an earlier prompt, or a longer form of one."""
         rng = self._rng
         text = rng.choice(self._texts) if self._texts and rng.random() < 0.8 else rng.choice(PAGES[:10]).text
         if rng.random() < 0.5 and len(text) < LONGEST:
             text += " " + rng.choice(PAGES[:10]).text
         self._texts.append(text)
-        ids = [*text[:200].encode()]  # tokens of any model, whatever they mean
+        ids = [*text[:200].encode()]  # valid ids in any model
         prompt = rng.choice([text, text, ids, [*ids[:60], text]])
         return self._request(rng.choice([RAW, TEXT]), {"prompt": prompt, "cache_scope": rng.choice(["", "", "x"])})
 
@@ -145,7 +145,7 @@ class Clients:
         disconnect_after = None
         if path != WARM and rng.random() < 0.5:
             body["stream"] = True
-            if rng.random() < 0.35:  # after so many events: the first one tells that the prompt has begun
+            if rng.random() < 0.35:  # disconnect after so many events, the first of which is the start of the prompt
                 disconnect_after = rng.choice([1, 2, 3, 6, 9] if self._alone else [0, 0, 1, 2, 3, 6, 9])
                 body |= {"max_tokens": 40, "return_progress": True}
         return {"path": path, "body": body, "leave": disconnect_after}

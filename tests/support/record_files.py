@@ -1,15 +1,15 @@
-"""Record files taken apart and put together again, checksums and all, as a forger would."""
+"""Takes record files apart and puts them together again with right checksums, as a forger would."""
 
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-START = 15 + 4 + 16  # bytes of the magic, the head's length and its digest
+START = 15 + 4 + 16  # bytes of the magic, the head's length and the head's digest
 
 
 def split(path: Path) -> dict:
-    """The head of a file."""
+    """Return the head of a record file."""
     content = path.read_bytes()
     return msgspec.json.decode(head_of(content))
 
@@ -19,7 +19,7 @@ def head_of(content: bytes) -> bytes:
 
 
 def resealed(content: bytes, head: bytes) -> bytes:
-    """The file with another head (text), whose length and digest are right."""
+    """Return the file with another head (text), with right length and digest."""
     rest = content[START + len(head_of(content)) :]
     return content[:15] + len(head).to_bytes(4, "little") + digest(head) + head + rest
 

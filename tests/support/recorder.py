@@ -1,8 +1,9 @@
-"""A server that writes down what it computes: `python recorder.py FILE serve ...` is `slotcache serve ...`, and its record.
+"""Runs a server that records what it computes: `python recorder.py FILE serve ...` is `slotcache serve ...` with a record.
 
-A line of JSON for each request (`request`, the id of its answer), whenever a prompt is laid out (`prompt`), and for each end
-(`end`): the ids of the answer and, for each id that was chosen in a step without drafts, the sum of all logits' bits and the
-BEST logits. A line is one write, so that a kill -9 loses at most the last one.
+The record has a line of JSON for each request (`request`, with the id of its answer), for each prompt whose layout is
+decided (`prompt`), and for each end (`end`). An end has the ids of the answer. For each id that was chosen in a step without
+drafts, it also has the sum of all logits' bits and the BEST logits. A line is one write, so that a kill -9 loses at most the
+last line.
 """
 
 import json
@@ -20,11 +21,11 @@ import numpy as np
 
 BEST = 8
 Row = tuple[int, Mapping[int, float]]
-"""The sum of the bits of a row of logits, and the best of them by their tokens."""
+"""The sum of the bits of a row of logits, and the best logits, by token."""
 
 
 def record(file: Path) -> None:
-    """Write down what engines of this process compute from now on."""
+    """Record from now on what the engines of this process compute."""
     from slotcache.models.runner import Runner
     from slotcache.server.engine.engine import Engine
     from slotcache.slots.job import Job
@@ -50,7 +51,7 @@ def record(file: Path) -> None:
             write(request=one.request.id, answer=one.id, scope=one.scope)
 
     def laid_out(job: Any, layout: Any, result: Any) -> None:
-        scope = job.request.index_scope  # a private one is that of its choices, or its own
+        scope = job.request.index_scope  # a private scope belongs to one request or its choices
         name = scope.text if scope.is_shared else f"private {os.getpid()} {scope.text}"
         about = {"reads": job.is_reading, "moved": layout.in_pieces}
         write(prompt=job.request.id, scope=name, tokens=layout.tokens.tolist(), **about)
@@ -75,15 +76,19 @@ def record(file: Path) -> None:
     Scheduler.finish = after(Scheduler.finish, finished)
 
 
-# ---- What was written. --------------------------------------------------------------------------------------------------
+# ---- Reading a record. --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Recorded:
-    """A request as the engine knows it. answer: the id that its client gets, empty without a client.
+    """A request as the engine knows it.
 
-    named: the scope that its client asked for; scope: that of its KV. prompt: ids, with the marks of documents that are read
-    separately. rows: by position. paused: how often.
+    answer: the id of the client's answer; empty without a client.
+    named: the scope that the client named.
+    scope: the scope of its KV.
+    prompt: the ids of the prompt, with the marks of documents that are read separately.
+    rows: the rows of logits, by position.
+    paused: how often it was paused.
     """
 
     number: int
@@ -102,7 +107,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class Record:
-    """Reads a record while it is written. laid_out: each prompt and each reading of a document, by scope."""
+    """Reads a record while it is written. laid_out: each prompt and each separate reading of a document, with its scope."""
 
     file: Path
     requests: dict[int, Recorded] = field(default_factory=dict)
@@ -110,7 +115,7 @@ class Record:
     _offset: int = 0
 
     def read(self) -> None:
-        """Take over what was written since the last call."""
+        """Read the lines written since the last call."""
         with self.file.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -121,7 +126,7 @@ class Record:
 
     @property
     def is_settled(self) -> bool:
-        """Whether each request of a client has ended."""
+        """Whether all requests of clients have ended."""
         return all(one.has_ended for one in self.requests.values() if one.answer)
 
     def _take(self, line: Mapping[str, Any]) -> None:

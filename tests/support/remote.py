@@ -1,4 +1,4 @@
-"""A lower tier in the memory of this process: it stands for a store on another machine, and shows all that a tier takes."""
+"""A lower tier in this process's memory. It stands for a store on another machine, and shows all that a tier needs."""
 
 from threading import Lock
 
@@ -8,14 +8,14 @@ from slotcache.slots.store.record_index import RecordIndex
 
 
 class Remote:
-    """At most `max_bytes` of records; the oldest leave."""
+    """A tier of at most `max_bytes` of records. The oldest records are evicted."""
 
     name = "remote"
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.index = RecordIndex()
-        self._records: dict[str, Record] = {}  # the newest last
+        self._records: dict[str, Record] = {}  # newest last
         self._lock = Lock()
         self.num_written = self.num_refused = 0
 
@@ -62,10 +62,10 @@ class Remote:
             self._forget([key for key, record in self._records.items() if record.scope.name == scope.name])
 
     def wait(self) -> None:
-        """It is empty at the start."""
+        """Return at once: the tier is empty at the start."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._records
 
     def close(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: no write is pending."""

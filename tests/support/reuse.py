@@ -1,4 +1,4 @@
-"""The ways of reuse that a server gives its scheduler."""
+"""The strategies of reuse that a server gives its scheduler."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from slotcache.slots.snapshots import Snapshots
 
 
 def reuse_with(snapshots: Snapshots) -> dict[str, Any]:
-    """Return what a scheduler is made with: documents apart, and snapshots where they have a budget."""
+    """Return arguments for a scheduler: separate documents, and snapshots if they have a budget."""
     if not snapshots.host.max_bytes:
         return {"strategies": [SeparateDocuments]}
     return {"strategies": [SeparateDocuments, snapshots.strategy], "index": snapshots}

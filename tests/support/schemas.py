@@ -1,4 +1,4 @@
-"""Random JSON Schemas whose answers have an end: no text, list or object is open."""
+"""Makes random JSON Schemas whose answers are bounded: no text, list or object is open."""
 
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 
 def random_schema(seed: int) -> Schema:
-    """Return a schema of up to four levels, some of it in `$defs`."""
+    """Return a schema of up to four levels, with some parts in `$defs`."""
     random = Random(seed)
     shared = {f"part{number}": _schema(random, 1, []) for number in range(random.randrange(3))}
     schema = _object(random, 3, [f"#/$defs/{name}" for name in shared])
@@ -99,7 +99,7 @@ def _any_of(random: Random, depth: int, references: list[str]) -> Schema:
 
 
 def _one_of(random: Random, depth: int, references: list[str]) -> Schema:
-    """Parts of which no value fits two."""
+    """Return alternatives of which a value fits only one."""
     parts = [_integer, _text, _array, _plain]
     one = [part(random, depth, references) for part in random.sample(parts, 2)]
     return {"oneOf": one}

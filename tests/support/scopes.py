@@ -1,6 +1,6 @@
-"""Scopes that tests share KV in."""
+"""Scopes for the shared KV of tests."""
 
 from slotcache.slots.scope import Scope
 
 COMMON = Scope.shared("")
-"""The scope of requests that name none."""
+"""The scope of requests that name no scope."""

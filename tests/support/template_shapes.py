@@ -1,4 +1,4 @@
-"""Chat templates that refuse or lose what others take, as small as they can be; histories, a letter for each message."""
+"""Minimal chat templates, each with the limits of a known model's template, and histories with a letter per message."""
 
 import json
 import os
@@ -21,7 +21,8 @@ ALTERNATES = """\
 {%- elif m.role == "tool" %}[RESULT]{{ m.tool_call_id }}:{{ m.content }}
 {%- elif m.role == "assistant" %}{{ m.content }}</s>{% endif %}
 {%- endfor %}"""
-"""As Mistral's: no system's message but the first, strict turns, ids of nine letters, nothing beside calls."""
+"""Like Mistral's: only the first message may be a system message, turns are strict, ids have nine letters, and a message
+with calls has no text."""
 
 NO_SYSTEM = """\
 {%- for m in messages %}
@@ -29,7 +30,7 @@ NO_SYSTEM = """\
 {%- if (m.role == "user") != (loop.index0 % 2 == 0) %}{{ raise_exception("roles must alternate") }}{% endif %}
 {{- "<" + m.role + ">" + m.content | trim + "<end>" }}{% endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-"""As Gemma's: no system and no tools."""
+"""Like Gemma's: no system message and no tools."""
 
 ASKED = """\
 {%- set ns = namespace(asked=false) %}
@@ -42,7 +43,7 @@ ASKED = """\
 {%- for call in m.tool_calls or [] %}{{ call.function.name }}({% for key, value in call.function.arguments | items %}
 {{- key }}={{ value }}{% endfor %}){% endfor %}<end>{% endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-"""As Qwen 3.5's: a question, and one system's message, which is first. Its calls have objects."""
+"""Like Qwen 3.5's: it needs a question, and only the first message may be a system message. Calls have objects."""
 
 LOSES = """\
 {%- if messages[0].role in ("system", "developer") %}<system>{{ messages[0].content }}<end>{% endif %}
@@ -57,7 +58,7 @@ LOSES = """\
 {{- "<result " + ns.name + ">" + m.content + "<end>" }}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-"""As gpt-oss's: it says nothing of a later system's message, and has one call in an answer."""
+"""Like gpt-oss's: later system messages are lost, and an answer has one call."""
 
 MOVES = """\
 {%- set ns = namespace(system="") %}
@@ -66,13 +67,13 @@ MOVES = """\
 {%- for m in messages if m.role != "system" %}{{ "<" + m.role + ">" + m.content }}
 {%- for call in m.tool_calls or [] %}{{ call.function.name + " " + call.function.arguments }}{% endfor %}<end>{% endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-"""As DeepSeek's: all that a system says stands in front. Its calls have texts."""
+"""Like DeepSeek's: all system messages are at the start. Calls have texts."""
 
 TAKES = """\
 {%- for m in messages %}{{ "<" + m.role + ">" + m.content }}
 {%- for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<end>{% endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-"""As ChatML: it takes everything."""
+"""Like ChatML: it accepts everything."""
 
 SMALL = {
     name: source
@@ -98,8 +99,9 @@ ROLES = {"s": "system", "u": "user", "a": "assistant"}
 def history(letters: str, id: str = "call0000{}") -> tuple[list[dict[str, Any]], list[str]]:
     """Return a history, and its texts.
 
-    s, u, a: a system's, a user's message, an answer. c, d: an answer with one call, with two. r: the result of the first
-    call that has none. n: the same without an id. o: a result of another call. id: of each call.
+    letters: the messages. s, u, a: a system message, a user's message, an answer. c, d: an answer with one call, with two.
+    r: the result of the first call without a result. n: the same without an id. o: a result of an unknown call.
+    id: the pattern of the calls' ids.
     """
     messages: list[dict[str, Any]] = []
     words: list[str] = []

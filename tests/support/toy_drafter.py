@@ -1,4 +1,4 @@
-"""A draft model over the model of memory: it knows what comes next, and says it as often as it is told to."""
+"""A draft model over the model of memory. It knows the next tokens, and a given share of its drafts is right."""
 
 import numpy as np
 from slotcache.models.times import CPU
@@ -7,11 +7,11 @@ from slotcache.slots.reuse import ids_of
 
 from support.memory import next_token
 
-PASS, TOKEN = 0.001, 0.0001  # seconds on its own clock: a token more for each stream, a token that is read
+PASS, TOKEN = 0.001, 0.0001  # seconds on its own clock, for one more token of each stream, and for each token read
 
 
 class ToyDrafter:
-    """right: of its tokens, how many of ten are right. batch: tokens that it reads at once."""
+    """The drafter. right: how many of ten tokens are right. batch: the tokens that it reads at once."""
 
     def __init__(self, right=10, batch=32):
         self.costs, self.batch = CPU, batch
@@ -19,8 +19,8 @@ class ToyDrafter:
         self.num_tokens, self.num_passes, self.is_off = 0, 0, False
         self.says_end = False  # each draft ends before its first token
         self.now = 0.0
-        self.lengths = {}  # by request, the tokens that it has read
-        self.ahead = {}  # by slot, those of its history
+        self.lengths = {}  # by request: the number of tokens read
+        self.ahead = {}  # by slot: the number of tokens of its history read
         self.calls = []
         self.forgotten = []
 

@@ -1,4 +1,4 @@
-"""The weather of a city: a form that answers and calls have to have."""
+"""The weather of a city, as a schema for answers and calls."""
 
 from typing import Literal
 

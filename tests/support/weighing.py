@@ -1,4 +1,4 @@
-"""How much memory an object really takes, with all that it holds."""
+"""Measures the memory of an object and of everything that it refers to."""
 
 import gc
 import sys
@@ -10,7 +10,7 @@ SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)  # co
 
 
 def weight(*roots, apart=()):
-    """Return the bytes of these objects and of all that they refer to, each counted once. apart: objects to leave out."""
+    """Return the bytes of these objects and of everything they refer to, each counted once. apart: objects to exclude."""
     seen, total, pending = {id(one) for one in apart}, 0, list(roots)
     while pending:
         one = pending.pop()

@@ -1,4 +1,4 @@
-"""A scheduler over a model of memory, step by step."""
+"""Runs a scheduler over a model of memory, step by step."""
 
 import math
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ END = 9  # a token that ends an answer, which the memory never chooses
 
 
 class World:
-    """A scheduler over a model of memory; requests are numbered as they come."""
+    """A scheduler over a model of memory. Requests are numbered as they are submitted."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class World:
         similarity=0.1,
         **costs,
     ):
-        """costs: more fields of the device's costs. drafter: a toy, whose clock is the drafts'."""
+        """costs: more fields of the device's costs. drafter: a `ToyDrafter`, whose clock also times drafts."""
         self.memory = Memory(cells)
         device = replace(CPU, apart_from_cells=apart, swap_from_tokens=aside, recompute_last=recompute_last, **costs)
         tree = PrefixTree(cells, 2 * slots + 8, HostMemory(host, cut=cut, lent=lent), costs=device)
@@ -66,7 +66,12 @@ class World:
         self.plans = []
 
     def submit(self, tokens, limit=2, stops=(), priority=0, scope=COMMON, slot=-1, drafts: bool | str = False, **asked):
-        """tokens: or a whole prompt. drafts: "model": of a draft model, too. asked: more fields of the request."""
+        """Submit a request.
+
+        tokens: the tokens of the prompt, or a prompt object.
+        drafts: whether the request has drafts; "model": also from the draft model.
+        asked: more fields of the request.
+        """
         prompt = Fixed(list(tokens), stops) if isinstance(tokens, Iterable) else tokens
         draft = Lookup(asks_model=drafts == "model") if drafts else None
         asked = {"priority": priority, "wanted_slot": slot, "draft": draft, **asked}
@@ -90,7 +95,7 @@ class World:
             self.step()
 
     def carry_out(self):
-        """Perform the operations that the tree has decided."""
+        """Carry out the pending operations of the tree."""
         self.memory.run(Plan(self.scheduler.tree.device.take_operations()))
 
     def run(self, tokens, **options):
