@@ -71,7 +71,6 @@ class _OdfStyles:
 
     def __init__(self, roots: list[Element]) -> None:
         self._parents: dict[str, str] = {}
-        self._shown: dict[str, str] = {}  # by automatic style: the displayed name of its parent
         self._hidden: set[str] = set()
         self._lists: dict[str, dict[int, tuple[str, str, int]]] = {}  # by level: numeral style, suffix, first number
         for element in (element for root in roots for group in root for element in group):

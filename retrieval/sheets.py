@@ -40,11 +40,10 @@ Row = Mapping[int, str]
 
 @dataclass(slots=True)
 class _SheetTable:
-    """Rows under a head. is_open: whether more rows may follow."""
+    """Rows under a head."""
 
     rows: list[Row] = field(default_factory=list)
     head: Row = field(default_factory=dict)
-    is_open: bool = True
 
 
 class CellLetters:
