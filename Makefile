@@ -40,7 +40,7 @@ DEVICE := build/device
 DEVICE_TESTS ?= tests/device tests/slots tests/models tests/server
 VULKAN_TESTS ?= tests/device $(patsubst %,tests/models/test_%.py,draft_model exactness host interrupt multi_token rotation \
 	separate snapshots window) tests/server/engine/test_sleep.py
-QUICK ?= tests/test_house.py tests/test_habits.py tests/docs/test_api.py $(patsubst %,tests/docs/test_%.py,architecture generated links numbers) \
+QUICK ?= tests/test_house.py tests/test_habits.py tests/docs/test_api.py $(patsubst %,tests/docs/test_%.py,architecture generated links numbers readme) \
 	tests/ordering tests/slots tests/server/config tests/server/formats tests/server/test_command_line.py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BIN := $(VENV)/bin

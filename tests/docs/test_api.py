@@ -92,7 +92,9 @@ def test_the_report_is_as_described(demo_server):
     assert report["moved"] and report["reordered"]
     for name in ("index", "left_out"):  # described beside `retrieved`; the first is of folders that are still read
         report.pop(name, None)
-    assert {name for name, _ in first_codes(section(API, "## The report"))} == set(report)
+    described = {name for name, _ in first_codes(section(API, "## The report"))}
+    assert not set(report) - described, f"fields of the report that docs/api.md lacks: {sorted(set(report) - described)}"
+    assert not described - set(report), f"fields of docs/api.md that no report here has: {sorted(described - set(report))}"
 
 
 def kind_of(metric, meaning):

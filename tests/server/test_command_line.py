@@ -1,14 +1,17 @@
 """The command line: what it helps with, and the line that each mistake gets."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from slotcache.models.sampling_params import Numbers
 from slotcache.server.cli import main
 from slotcache.server.config.flags import Parser, add_arguments, settings_of
 from slotcache.server.config.settings import SETTINGS
@@ -117,8 +120,20 @@ def test_alone_it_shows_its_commands_and_two_examples(capsys):
 
 def test_each_setting_has_one_topic():
     names = [name for topic in TOPICS for name in topic.first + topic.rest]
-    assert sorted(names) == sorted(setting.name for setting in SETTINGS)
+    known = [setting.name for setting in SETTINGS]
+    assert len(names) == len(set(names)), "a setting has two topics (server/config/topics.py)"
+    lacking, unknown = set(known) - set(names), set(names) - set(known)
+    assert not lacking, f"settings without a topic in server/config/topics.py: {', '.join(sorted(lacking))}"
+    assert not unknown, f"topics of server/config/topics.py name what is no setting: {', '.join(sorted(unknown))}"
     assert sum(len(topic.first) for topic in TOPICS) <= 32
+
+
+def test_the_server_reads_each_setting():
+    """A flag that only its row of the table knows is parsed, and has no effect."""
+    sources = [file.read_text() for room in ("server", "front") for file in (ROOT / room).rglob("*.py")]
+    read = set(re.findall(r"(?:(?<=settings\.)|(?<=self\.)|(?<=given\.))\w+", "\n".join(sources)))
+    unread = {setting.name for setting in SETTINGS} - read - {field.name for field in fields(Numbers)}
+    assert not unread, f"nothing in server/ reads these settings, for example in server/load.py: {', '.join(sorted(unread))}"
 
 
 def test_help_shows_the_first_settings_and_help_all_every_one(capsys):

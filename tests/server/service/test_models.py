@@ -726,7 +726,7 @@ def test_host_memory_is_one_budget(files):
 def test_kv_on_disk_is_read_before_its_model_is_loaded(files, tmp_path):
     with sharing(files[:2], cache_dir=str(tmp_path / "cache")) as up, ThreadPoolExecutor(1) as pool:
         engine, host = up.host.services[0].engine, up.host.services[0].engine.scheduler.tree.host
-        engine.fetches.least = 10 * DEADLINE  # this model computes a prompt in less time than a busy machine takes to read a file
+        engine.fetches.least = 10 * DEADLINE  # computing takes less time than a busy machine needs to read a file
         each(up, "ab")
         size, (disk,) = host.max_bytes, up.host.services[0].tiers
         assert isinstance(disk, DiskTier)
