@@ -72,7 +72,8 @@ def flags_row(setting) -> str:
     from slotcache.server.config.settings import written
 
     flags, variables = ("`, `".join(names) for names in (setting.flags, setting.variables))
-    return f"| `{flags}`<br>`{variables}` | {written(setting.default) or '-'} | {setting.help} |"
+    choices = f" ({', '.join(f'`{choice}`' for choice in setting.choices if choice)})" if setting.choices else ""
+    return f"| `{flags}`<br>`{variables}` | {written(setting.default) or '-'} | {setting.help}{choices} |"
 
 
 def arguments_table() -> str:
