@@ -4,7 +4,8 @@
                               |
                               +--- closed when the limit is reached, the longest waiting connection first
 
-A fixed time limit for waiting would be too long for a full server, or too short for a server with few connections.
+A time limit for waiting would not replace this: any limit is too long for a full server, or too short for a server with few
+connections.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Connections(ServerState):
         return False
 
     def log(self, line: str, *figures: object) -> None:
-        """Log a line about a shortage, but the same line at most once a minute."""
+        """Log a line about a shortage. The same line is logged at most once a minute."""
         now = time.monotonic()
         if now >= self._logged.get(line, now):
             self._logged[line] = now + SELDOM
@@ -105,7 +106,7 @@ class Connections(ServerState):
 
 
 def most_connections(descriptors: int = 1) -> int:
-    """Return how many connections a process may have. This leaves a share of its file descriptors (`ulimit -n`) free.
+    """Return how many connections a process may have. A share of its file descriptors (`ulimit -n`) stays free.
 
     descriptors: the number of file descriptors of each connection.
     """
@@ -189,7 +190,7 @@ class ListeningServer(uvicorn.Server):
     files that cannot be used.
 
     most: the most connections that may be open.
-    settings: name the addresses, socket files and TLS files.
+    settings: the settings with the addresses, socket files and TLS files.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
