@@ -116,8 +116,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     second.
     bite: the most bytes of one read. The event loop waits while they are parsed, which takes 12 us even for a chunk of one
     byte.
-    credit: the most seconds for which a body counts as making progress although no byte arrives. Each received byte earns 1
-    / `rate` seconds.
+    credit: the most seconds for which a body counts as making progress although no byte arrives. Received bytes earn this
+    time at `rate` bytes a second.
     """
 
     server_state: Connections
