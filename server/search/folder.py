@@ -207,7 +207,7 @@ class FolderWatcher:
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date, or end early if asked to. Return False after an error. The work is then tried again."""
+        """Bring the index up to date, or end early if asked to. Return False after an error. The work is then repeated."""
         try:
             if self._read():
                 self._on_read()
@@ -227,7 +227,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Set the state at the end of the work, and return True. If the folders must be compared again, only return False."""
+        """Set the state at the end of the work. If the folders must be compared again, keep the state and return False."""
         with self._settling:
             if self._wanted.is_set():
                 return False
