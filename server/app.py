@@ -171,9 +171,9 @@ class AppState:
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return `vectors` of the loaded server.
+        """Return `vectors` if the server can answer requests.
 
-        Raises RequestError 503 while the first model loads, and also after an engine has ended for good.
+        Raises RequestError 503 while the first model loads, and also once an engine has ended for good.
         """
         if self.vectors is None:
             doing = f": {self.doing}" if self.doing else ""

@@ -150,7 +150,7 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 def registry() -> str:
     """Return the URL of the user's npm registry, without a trailing slash.
 
-    The environment or a settings file of npm may name it. Otherwise it is npm's own registry.
+    The environment or a settings file of npm may name a registry. If neither does, it is npm's own.
     """
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
@@ -167,7 +167,7 @@ def registry() -> str:
 
 
 def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> None:
-    """Download a package and unpack it. Raises OSError. Raises InstallError for bytes that do not match the lock."""
+    """Download a package and unpack it. Raises OSError. Raises InstallError for bytes that do not match the lock file."""
     url = f"{registry()}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     target = modules / name
     target.parent.mkdir(parents=True, exist_ok=True)

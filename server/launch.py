@@ -152,8 +152,9 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Qwen Code.
 
-    Qwen Code prefers OpenAI's environment variables to its files, so these variables are set, too. It replaces $NAME in
-    its files, but does not look for $NAME in the replaced text. So a model's name that contains a $ is given by a variable.
+    Qwen Code prefers OpenAI's environment variables to its files, so these variables are set, too. In its files, Qwen Code
+    replaces $NAME by the value of the variable NAME, but replaces nothing in this value. So a model's name that contains a $
+    is given by a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -353,7 +354,7 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return settings that fit into memory, the most tokens of a request, and a text on how much memory they take.
+    """Return settings that fit into memory, the most tokens of a request, and a text about the memory for these tokens.
 
     Raises ModelError and SettingsError. Raises LaunchError if the context is too small for an agent.
     """

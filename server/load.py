@@ -147,7 +147,7 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return a value that differs if other layers are on one of several devices. Empty for a single device.
+    """Return a value that depends on which layers each of several devices has. Empty for a single device.
 
     Without --tensor-split, the free memory at each start decides which layers are on which device. The layers of a device
     follow one another, so the bytes of their weights identify them. If the bytes cannot be counted, the value is random, so
@@ -215,7 +215,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _log_unused() -> None:
-    """Log why a GPU or its backend is not used, once in a process."""
+    """Log once in a process why a GPU or its backend is not used."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -356,7 +356,7 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
 def _cache(settings: Settings, model: Model, context: Context, runner: Runner) -> tuple[PrefixTree, Snapshots | None]:
     """Make the prefix tree with its host memory.
 
-    If the model's KV cannot be cut at a prefix, also make snapshots. Without host memory there are none.
+    If the model's KV cannot be cut at a prefix and there is host memory, also make snapshots.
     """
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host_bytes = _host_bytes(settings)

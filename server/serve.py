@@ -49,7 +49,7 @@ Ready = Callable[[str], object]
 
 
 class Server(ListeningServer):
-    """uvicorn's server. Its shutdown stops the engine before the connections, so that each open stream gets its final event."""
+    """uvicorn's server. Its shutdown stops the engine before the connections, so that open streams get their final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)

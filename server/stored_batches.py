@@ -32,7 +32,7 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return a line that says which of these files are in --cache-dir and how to delete them. Empty if there are none."""
+    """Return a line about files of earlier versions in --cache-dir and how to delete them. Empty if there are none."""
     if not cache_dir:
         return ""
     with suppress(OSError):  # the start itself refuses an unusable folder

@@ -127,7 +127,7 @@ class GrammarWriter:
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
         """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        root: the tool's whole schema, which has the definitions to which `schema` may refer.
+        root: the tool's whole schema. It has the definitions to which `schema` may refer.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
@@ -176,10 +176,10 @@ class GrammarWriter:
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Return two rules for optional parameters. Any of the parameters may be missing, but their order is fixed.
 
-        The first rule is for parameters that another parameter follows. It may match nothing. The second rule has at least
-        one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the first half of the
-        parameters and one for the second half. If a rule for each parameter contained the rule for the next parameter, the
-        nesting would be as deep as the number of parameters.
+        The first rule matches any number of the parameters, also none, before a further parameter. The second rule matches
+        at least one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the first
+        half of the parameters and one for the second half. If instead the rule for each parameter contained the rule for the
+        next parameter, the rules would be nested as deep as there are parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -237,7 +237,7 @@ class GrammarWriter:
         """Return the rule for parameters with a separator between them.
 
         The required parameters come first. Any of the others may follow, in a fixed order. If no parameter is required, any
-        other one may come first.
+        of the optional ones may come first.
         """
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)

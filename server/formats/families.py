@@ -96,7 +96,7 @@ class Family:
 
     signs: texts that each chat template of the family contains.
     shapes: the forms of calls that the reader recognises.
-    noise: tags of neither reasoning nor calls that do not become content.
+    noise: other tags, which are removed from the content.
     written: the form in which a grammar makes the model write calls.
     around: the tags around content.
     calls_end_reasoning: whether a call may begin inside reasoning. The call then ends the reasoning.
@@ -146,8 +146,8 @@ class Family:
         seed: a text from which the calls' ids are made.
         thinks: whether to separate reasoning from content.
         opened: the end of the prompt. If the prompt ends inside reasoning or a message, the answer continues it.
-        controls: the control tokens that the answer's text keeps (see `spelled`). Only tags of reasoning may become content,
-        if `thinks` is false.
+        controls: the control tokens that the answer's text keeps (see `spelled`). They are removed from the content, except
+        tags of reasoning if `thinks` is false.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:

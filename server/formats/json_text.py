@@ -56,7 +56,7 @@ class Tags:
 
 
 class UnreadText:
-    """The part of an answer's text that is not read yet. Read text is dropped, except the text since a `mark`.
+    """The part of an answer's text that is not read yet. Text that was read is dropped, unless it was read since `mark`.
 
     ended: whether no more text will come.
     is_cut: whether the answer ended at a limit.
@@ -316,7 +316,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Convert a value that was written without quotes to JSON. A value that fits no wanted type becomes a string."""
+    """Convert to JSON a value that was written without quotes. A value that fits no wanted type becomes a string."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -505,7 +505,7 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas to which `schema` leaves the choice of the type. None if there are none.
+        """Return the schemas that give the type in place of `schema`. None if `schema` itself gives it.
 
         They are the schema of `$ref` or, if there is no `type`, those of `anyOf` or `oneOf`, or the only one of `allOf`.
         """

@@ -327,8 +327,8 @@ class HeadedCalls:
     """Calls that are written as a tag, a header with the tool's name, the arguments, and a closing tag.
 
     starts, closes: the tags around each call.
-    header: matches the header. Its groups are `name` and, if calls have ids, `id`.
-    more: further tags that may start the next call.
+    header: the pattern of the header. Its groups are `name` and, if calls have ids, `id`.
+    more: tags other than `starts` that may start another call after the first.
     sections, section_ends: the tags around all calls.
     inner: the tags within the header.
     """
@@ -770,7 +770,7 @@ class JsonCalls:
 
     opens, closes: the tags around all calls.
     names, arguments, ids: the keys of the tool's name, of the arguments and of the call's id.
-    named: whether the tool's name may itself be the key of the arguments.
+    named: whether the tool's name may itself be the key of the arguments, as in `{"search": {...}}`.
     late_id: whether a call's id may come after its arguments. If so, the call is yielded only at its end.
     """
 

@@ -1,11 +1,14 @@
 """uvicorn's HTTP protocol with time limits, and with capital letters in header names.
 
-    phase   made -> head -> body -> answer -> idle -> head -> ...
+    phase    its time limit
+    head     `Connection.head`, which includes the handshake of TLS
+    body     `Bodies.patience` and `Bodies.rate`
+    answer   `Connection.patience` and `Connection.rate`
+    idle     uvicorn's limit for keep-alive
 
-Each phase has a time limit: the head `Connection.head`, the body the limits of `Bodies`, the answer `Connection.patience`,
-and an idle connection uvicorn's limit for keep-alive. Under TLS, the handshake is part of the first head. When a connection
-is closed, the handler of its request sees that the client has disconnected, and cancels the work. Once the limit of
-connections is reached, connections that wait for their clients may be closed early: see `connections.py`.
+A kept-alive connection goes through the phases again and again. When a connection is closed, the handler of its request
+sees that the client has disconnected, and cancels the work. Once the limit of connections is reached, connections that wait
+for their clients may be closed early: see `connections.py`.
 
 The parser is h11, and the event loop is asyncio's. httptools would save 0.1 ms a request, which is little compared with the
 engine's time. But httptools accepts a head of any length (a head of 1 MiB got status 200), and would need its own code for

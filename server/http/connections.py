@@ -1,11 +1,11 @@
-"""The open connections of a server. Their number is limited. If there are too many, idle ones are closed.
+"""The open connections of a server. Their number is limited. At the limit, connections that wait for clients are closed.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
                               +--- closed when the limit is reached, the longest waiting connection first
 
-A time limit for waiting would not replace this: any limit is too long for a full server, or too short for a server with few
-connections.
+A time limit for waiting could not replace the limit on the number: it would be too long for a full server, or too short for
+a server with few connections.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ConnectionListener:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn with a limit on its connections, TLS and socket files.
+    """uvicorn with TLS, socket files, and a limit on the number of its connections.
 
     Its config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError for TLS
     files that cannot be used.
@@ -207,7 +207,7 @@ class ListeningServer(uvicorn.Server):
 
     @property
     def addresses(self) -> list[str]:
-        """The server's URLs with the hosts of the settings, then its socket files as `unix:PATH`.
+        """The server's URLs with the hosts of the settings, followed by the server's socket files as `unix:PATH`.
 
         If the settings give port 0, the URLs have the IP addresses and the port that the system chose.
         """
@@ -238,7 +238,7 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        At its end uvicorn raises all captured signals again. This server raises only the first.
+        When uvicorn ends, it raises all captured signals again. This server raises only the first signal.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

@@ -89,7 +89,7 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 def encoding_of(headers: Headers) -> str:
     """Return the encoding of a request's body. Empty if the body is not compressed.
 
-    Raises RequestError 415 for an unsupported encoding, and for several.
+    Raises RequestError 415 for an encoding that is not supported, and for more than one encoding.
     """
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]

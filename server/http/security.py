@@ -102,7 +102,7 @@ def _digest(key: bytes) -> bytes:
 def _presented(headers: Headers) -> list[bytes]:
     """Return the keys in a request's headers. Clients of OpenAI, llama-server and Anthropic send them in different ways.
 
-    A client of llama-server may send a key without the word Bearer.
+    A client of llama-server may send a key in `Authorization` without the word Bearer.
     """
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
@@ -195,7 +195,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request is not checked: a GET or HEAD of a path in OPEN_PATHS."""
+    """Return whether a request passes without a check: a GET or HEAD of a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 

@@ -47,7 +47,7 @@ def note_client(scope: Scope, key: bytes) -> None:
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. An `Exception` would be taken for a failure of the chat template."""
+    """Ends work whose result nobody waits for. As an `Exception` it would be taken for a failure of the chat template."""
 
 
 def _closed() -> RequestError:

@@ -52,7 +52,7 @@ class TlsFilter:
         self._has_met = False  # whether the handshake is done
 
     def received(self, data: bytes, most: int) -> Iterator[bytes]:
-        """Take bytes from the socket, and yield the decrypted bytes, at most `most` at a time.
+        """Decrypt bytes from the socket, and yield the result in pieces of at most `most` bytes.
 
         An empty piece means that the client will send no more bytes. Raises ssl.SSLError if the client does not speak TLS,
         or only versions that the server does not accept.

@@ -164,7 +164,7 @@ class Attachment:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search the file by words and, if `embed` is given, also by vectors. Return the last stage of the search.
+        """Search the file by words and, if `embed` is given, also by vectors. Return the last stage with the final hits.
 
         The vectors are read from the index in each search. Raises sqlite3.ProgrammingError for a removed file.
         """
@@ -257,7 +257,7 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Read a file in its client's turn.
+        """Read a file when it is its client's turn.
 
         Raises RequestError: 400 for an unreadable file, and 503 if the index cannot be stored or the server shuts down.
         """

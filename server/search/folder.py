@@ -61,7 +61,7 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """The folders of --docs, which one scope may search. For the event loop only, but any thread may use its index.
+    """The folders of --docs. One scope may search them. For the event loop only, but any thread may use `index`.
 
     top_k: the default number of hits.
     watcher: keeps the index up to date.
@@ -347,7 +347,7 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of the indexes. They contain the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes, which contain the text of documents. Raises FolderError for an unusable --docs-db.
 
     Without --docs-db the folder is in the user's cache folder. If the cache folder cannot be used, the result is a temporary
     folder, which is removed at the end of the process.

@@ -86,7 +86,7 @@ class Sources:
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield a citation for each id in brackets. The span includes the brackets only if nothing else is in them."""
+        """Yield a citation for each id in brackets. Its span includes the brackets only if they contain nothing else."""
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -135,7 +135,7 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders, and one page of their files by path. Runs in a thread of the index.
+    """Return the folders, and one page of their files in the order of the paths. Runs in a thread of the index.
 
     after: the path after which the page starts.
     limit: the most files of a page.
@@ -468,7 +468,7 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return the first hits that together have at most `room` tokens, but at least one hit.
+    """Return as many of the first hits as fit into `room` tokens together, but at least one hit.
 
     length: returns the exact number of tokens of a document in the prompt. The index has only estimates.
     """

@@ -60,7 +60,7 @@ class VectorJob:
 class Computed:
     """What the models have computed so far.
 
-    texts, tokens: computed texts, and their tokens.
+    texts, tokens: how many texts were computed, and how many tokens they have.
     steps: calls of a model.
     loads: how often a model was loaded again after it had been unloaded.
     in_memory: the number of models that are in memory now.
@@ -240,9 +240,7 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer that unloads the model, and the time when it ends. The timer is started only if the model is
-        loaded.
-        """
+        """Return a timer that unloads the model, and the time when it ends. It is started only if the model is loaded."""
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -551,7 +549,7 @@ def can_search(worker: EmbeddingWorker) -> bool:
 class Embedding:
     """Turns the documents of an index and queries into vectors.
 
-    prefixes: the texts before documents and before queries, as in the model's training.
+    prefixes: the texts that are put before documents and before queries, as in the model's training.
     language: see `Embedder`.
     is_busy: returns whether the engine generates.
     """
