@@ -92,7 +92,7 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """Answer with the page or one of its files. At `/`, clients of Ollama get Ollama's answer that the server runs."""
+    """Answer with the page or one of its files. At `/`, clients of Ollama get the answer "Ollama is running" instead."""
     if request.scope["path"] == "/" and asks_whether_it_runs(request):
         return await greet(request)
     file = files().get(request.path_params.get("path", FIRST))
@@ -121,7 +121,7 @@ class AppState:
     started: the time of the start, in seconds since 1970.
     refusals: remembers requests whose prompts were too long.
     repeats: remembers the prompts of requests that do not use the cache.
-    doing: the present step of loading, in words.
+    doing: the current step of loading the model, for error messages. Empty if unknown.
     attachments: the files that clients attach.
     """
 
@@ -171,9 +171,9 @@ class AppState:
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return `vectors`.
+        """Return `vectors` if the server can answer requests.
 
-        Raises RequestError 503 while the first model loads, and after an engine has ended for good.
+        Raises RequestError 503 while the first model loads, and also once an engine has ended for good.
         """
         if self.vectors is None:
             doing = f": {self.doing}" if self.doing else ""

@@ -43,7 +43,7 @@ def _bash(commands: Commands) -> str:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Return the values of a flag that allows only a few. A setting lists them in its metavar."""
+    """Return the values that an argument allows. Empty if it allows any. A setting lists its values in the metavar."""
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return [str(choice) for choice in action.choices or ()] or (shown.split("|") if "|" in shown else [])
 

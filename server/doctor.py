@@ -27,7 +27,7 @@ from .load import describe_template, open_template
 def doctor(settings: Settings, times: bool = False) -> int:
     """Print the report and return the exit code.
 
-    The code is 2 if llama.cpp is refused, or if the model cannot be read or does not fit.
+    The code is 2 if llama.cpp fails its trial, if a setting is wrong, or if the model cannot be read or does not fit.
 
     times: whether to measure the speed of each installed llama.cpp, too.
     """
@@ -45,9 +45,9 @@ def doctor(settings: Settings, times: bool = False) -> int:
 
 
 def _print_library(settings: Settings) -> None:
-    """Print llama.cpp's library, the files of it that are in use, and the CPU features that it does not use.
+    """Print llama.cpp's library, which of its files are in use, and which features of the CPU it does not use.
 
-    A GPU is tried as at a server's start with these settings. Raises ModelError.
+    A GPU is tried in the same way as when a server starts with these settings. Raises ModelError.
     """
     print(f"{llama.LIBRARY}: llama.cpp {llama.llama_version().decode()}, {llama.LIBRARY.path}")
     gate.check()
@@ -101,7 +101,7 @@ def _print_fit(settings: Settings) -> None:
 
 
 def _print_times(settings: Settings) -> None:
-    """Print the speed of each installed llama.cpp, and what would be faster than the one in use."""
+    """Print the speed of each installed llama.cpp, and which llama.cpp would be faster than the one in use."""
     path = Path(settings.model).expanduser() if settings.model else FILE
     threads = settings.threads or fast_cores()
     offload = settings.gpu_layers, settings.device, settings.split_mode, settings.tensor_split, settings.main_gpu

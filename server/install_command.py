@@ -57,9 +57,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def install(asked: str) -> int:
-    """Install a build, and the CPU's build with it. Return the exit code. Raises OSError.
+    """Install a build. Return the exit code. Raises OSError.
 
-    Several builds may be suitable. The first that can be fetched and passes its trial is installed.
+    Several builds may be suitable. The first of them that can be fetched and passes its trial is installed. With a build for
+    a GPU, the build for the CPU is installed, too.
 
     asked: the name of a build, or `auto`.
     """
@@ -92,9 +93,9 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build, and try it on a GPU. Raises InstallError and OSError.
+    """Fetch a build. If it is for a GPU, try it there, and also fetch the CPU's build. Raises InstallError and OSError.
 
-    is_asked: whether the user has named this build. If so, missing CUDA libraries are fetched, too.
+    is_asked: whether the user has named this build. If so, CUDA libraries that it lacks are also fetched.
     """
     fetch(build)
     if build == "cpu":
@@ -111,7 +112,7 @@ def _take(build: str, is_asked: bool) -> None:
 
 
 def fetch(build: str) -> None:
-    """Fetch a build into this environment, unless it is there already. Raises InstallError and OSError."""
+    """Fetch a build into this environment if it is not there yet. Raises InstallError and OSError."""
     folder, lock = builds.FOLDER / build, LOCKS / build / "package-lock.json"
     there = folder / "fetched.json"  # a copy of the lock, written once the build is complete
     if there.is_file() and there.read_bytes() == lock.read_bytes() and builds.library_folder(build).is_dir():
@@ -149,7 +150,7 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 def registry() -> str:
     """Return the URL of the user's npm registry, without a trailing slash.
 
-    The environment or a settings file of npm may name it. Otherwise it is npm's own registry.
+    The environment or a settings file of npm may name a registry. If neither does, it is npm's own.
     """
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):
@@ -166,7 +167,7 @@ def registry() -> str:
 
 
 def _fetch_package(name: str, version: str, integrity: str, modules: Path) -> None:
-    """Download a package and unpack it. Raises OSError. Raises InstallError for bytes that do not match the lock."""
+    """Download a package and unpack it. Raises OSError. Raises InstallError for bytes that do not match the lock file."""
     url = f"{registry()}/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
     target = modules / name
     target.parent.mkdir(parents=True, exist_ok=True)

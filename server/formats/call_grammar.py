@@ -20,7 +20,10 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """A piece of a text. token: the control token in Lark's notation. Empty if the piece is not a control token."""
+    """A control token, or a text without control tokens.
+
+    token: the control token in Lark's notation. Empty for a text without control tokens.
+    """
 
     text: str
     token: str = ""
@@ -38,7 +41,8 @@ class ParameterTags:
     key_end: the tag between a name and its value.
     closes: the tag after a value.
     end: the tag after the last parameter.
-    after_value: the other lines that a reader accepts after `closes`.
+    after_value: further lines that may follow `closes`. For a reader, `closes` ends a value only if `opens`, `end` or one of
+    these lines follows.
     """
 
     opens: str
@@ -61,7 +65,10 @@ class ParameterTags:
 
 @dataclass(slots=True)
 class GrammarWriter:
-    """Writes one grammar. controls: the ids of the control tokens that the grammar may use, by the texts of the tokens."""
+    """Writes one grammar.
+
+    controls: the text and the id of each control token that the grammar may use.
+    """
 
     controls: Mapping[str, int]
     schemas: dict[str, str] = field(default_factory=dict)  # JSON text by name
@@ -76,9 +83,9 @@ class GrammarWriter:
         return self.rule(f"{self.text(written.begin)} {one}{several} {self.text(written.end)}")
 
     def reasoning(self, start: str, end: str) -> str:
-        """Add a rule for reasoning between two tags and the line breaks after it. Return the rule's name.
+        """Add a rule for the tag `start`, reasoning, the tag `end`, and up to two line breaks. Return the rule's name.
 
-        start: the opening tag. Empty if the prompt has opened the reasoning.
+        start: the opening tag. Empty if the prompt already contains it.
         """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
@@ -93,14 +100,16 @@ class GrammarWriter:
         return name
 
     def text(self, form: str, filled: Mapping[str, str] = NOTHING) -> str:
-        """Return a text of a family as an expression in Lark. Control tokens in `form` become tokens.
+        """Return an expression in Lark for `form`, a text in a family's notation.
 
-        filled: a client's texts for the holes of `form`. Control tokens in these texts stay letters.
+        The expression matches a control token in `form` as a token, and all other text as letters.
+
+        filled: a client's texts for the holes of `form`. They are matched as letters, even if they contain a control token.
         """
         return _joined(self._parts(form, filled))
 
     def _parts(self, form: str, filled: Mapping[str, str] = NOTHING) -> list[GrammarPart]:
-        """Cut a form into parts at its control tokens. filled: see `text`."""
+        """Divide `form` into control tokens and the texts between them. filled: see `text`."""
         parts = [GrammarPart("")]
         for at, piece in enumerate(HOLE.split(form) if filled else [form]):
             for part in [GrammarPart(filled[piece])] if at % 2 else self._cut(piece):
@@ -118,7 +127,7 @@ class GrammarWriter:
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
         """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        root: the tool's whole schema, which has the definitions to which `schema` may refer.
+        root: the tool's whole schema. It has the definitions to which `schema` may refer.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
@@ -146,10 +155,10 @@ class GrammarWriter:
         return " ".join(holes[piece]() if at % 2 else self.text(piece) for at, piece in enumerate(pieces) if piece)
 
     def _tagged(self, tags: ParameterTags, schema: Mapping[str, object]) -> str:
-        """Return the rule for parameters between tags, up to and including the end of the call.
+        """Return the rule for parameters between tags, up to and including `tags.end`.
 
-        The required parameters come first, and optional ones may follow. A string ends where a reader finds its end: at a
-        closing tag, if the tag that has to come next follows.
+        The required parameters come first, and optional ones may follow. A string ends where a reader would end it: at a
+        closing tag that is followed by the next parameter or by `tags.end`.
         """
         properties, names, others = _named(schema)
         types = parameter_types(schema)
@@ -165,11 +174,12 @@ class GrammarWriter:
         return self.rule(" | ".join(ends))
 
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
-        """Return two rules for optional parameters, of which any may be missing. Their order is fixed.
+        """Return two rules for optional parameters. Any of the parameters may be missing, but their order is fixed.
 
-        The first rule may match nothing, and another parameter follows it. The second rule ends with the call.
-        Each rule joins the rules for two halves of the parameters. If each rule instead contained the rule for the next
-        parameter, the rules would be nested as deep as there are parameters.
+        The first rule matches any number of the parameters, also none, before a further parameter. The second rule matches
+        at least one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the first
+        half of the parameters and one for the second half. If instead the rule for each parameter contained the rule for the
+        next parameter, the rules would be nested as deep as there are parameters.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -181,9 +191,9 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return two rules for one parameter, from its name on.
+        """Return two rules for one parameter. Both start with the parameter's name.
 
-        The first rule ends with the tag that opens another parameter, the second with the end of the call.
+        The first rule ends with `tags.opens`, which opens another parameter. The second rule ends with `tags.end`.
         """
         (key, schema), kind = parameter, next(iter(sorted(wanted.kinds)), "string")
         is_text = not wanted.kinds or "string" in wanted.kinds
@@ -206,10 +216,10 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
-        """Return the rule for a string and its end, as a reader finds it.
+        """Return the rule for a string and the tag that closes it. A reader would end the string at the same place.
 
         closer: the closing tag.
-        tail: the tag after it. Empty if the caller adds that tag.
+        tail: the tag that follows the closing tag. Empty if the caller adds the following tag.
         """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
@@ -224,7 +234,11 @@ class GrammarWriter:
         return rule
 
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
-        """Return the rule for parameters with a separator between them: all required ones, then any of the others."""
+        """Return the rule for parameters with a separator between them.
+
+        The required parameters come first. Any of the others may follow, in a fixed order. If no parameter is required, any
+        of the optional ones may come first.
+        """
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
 
@@ -261,7 +275,7 @@ class GrammarWriter:
         return f"{before} {self._free(end, schema)}"
 
     def _free(self, end: Sequence[GrammarPart], schema: object = None) -> str:
-        """Return an expression for any text up to a tag, and the tag. schema: may limit the length of the text."""
+        """Return an expression for any text and the tag `end` after it. A `maxLength` of `schema` limits the text."""
         first, *rest = end
         if (most := _most(schema)) is not None:
             character = first.text.lstrip()[0]
@@ -289,7 +303,7 @@ def _most(schema: object) -> int | None:
 
 
 def _pattern(text: str) -> str:
-    """Return a text as a part of a regular expression in Lark."""
+    """Return a regular expression in Lark that matches exactly this text."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 

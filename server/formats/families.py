@@ -37,14 +37,15 @@ HOLE = re.compile(r"\$([a-z_]+)")
 class CallNotation:
     """How a family writes tool calls.
 
-    call: the text of one call, with the holes $name and $arguments, and maybe $id (nine letters or digits) or $number.
-    begin, end: the texts around all calls.
+    call: the text of one call, with the holes $name and $arguments. It may also have $id (nine letters or digits) or
+    $number.
+    begin, end: the texts before the first call and after the last call.
     between: the text between two calls. None if an answer has at most one call.
-    parameter: the text of one argument, with the holes $key and $value, and maybe $kind (the value's JSON type) or $is_text
-    (whether the value is a string). Empty if the arguments are one JSON object.
+    parameter: the text of one argument, with the holes $key and $value. It may also have $kind (the value's JSON type) or
+    $is_text (whether the value is a string). Empty if the arguments are one JSON object.
     separator: the text between two parameters.
-    quote: the quotes around a string. None if strings are written as in JSON.
-    after_call: texts that other versions of the notation have after a call.
+    quote: the quotes around a string. Empty if strings have no quotes. None if strings are written as in JSON.
+    after_call: texts that may follow a call in other versions of this notation.
     """
 
     call: str
@@ -94,8 +95,8 @@ class Family:
     """One family of models, and the format of its answers.
 
     signs: texts that each chat template of the family contains.
-    shapes: the forms of calls that the reader knows.
-    noise: further tags that do not become content.
+    shapes: the forms of calls that the reader recognises.
+    noise: other tags, which are removed from the content.
     written: the form in which a grammar makes the model write calls.
     around: the tags around content.
     calls_end_reasoning: whether a call may begin inside reasoning. The call then ends the reasoning.
@@ -123,7 +124,7 @@ class Family:
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens that are part of a tag. Readers need them in the text.
+        """Return the control tokens that occur in a tag. The answer's text must keep them, so that readers find the tags.
 
         controls: the texts of all control tokens.
         """
@@ -144,8 +145,9 @@ class Family:
         tools: the tools that may be called.
         seed: a text from which the calls' ids are made.
         thinks: whether to separate reasoning from content.
-        opened: the end of the prompt, which may have opened reasoning or a message.
-        controls: the control tokens that appear in the answer's text (see `spelled`). They never become content.
+        opened: the end of the prompt. If the prompt ends inside reasoning or a message, the answer continues it.
+        controls: the control tokens that the answer's text keeps (see `spelled`). They are removed from the content, except
+        tags of reasoning if `thinks` is false.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
@@ -169,7 +171,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the reasoning that is open at the end of a prompt, with its tag. Empty if none is open."""
+        """Return the end of a prompt from the tag that opens reasoning. Empty unless the prompt ends inside reasoning."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -186,9 +188,9 @@ class Family:
         return tuple(tag for shape in self.shapes for tag in shape.opens) if self.calls_end_reasoning else ()
 
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
-        """Return the two tags around the reasoning at the start of an answer, and whether the prompt has opened it.
+        """Return the tags around the reasoning of an answer, and whether the prompt already contains the opening tag.
 
-        None if the family has no reasoning, or if the prompt has closed it.
+        None if the family has no reasoning, or if the prompt ends after the reasoning.
         """
         if self.channels:
             return self.channels.written_reasoning and (*self.channels.written_reasoning, False)

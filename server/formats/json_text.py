@@ -1,4 +1,4 @@
-"""Reads text that arrives in pieces: tags, JSON values, and values of tools' parameters, which are converted to JSON."""
+"""Finds tags and JSON values in text that arrives in pieces, and converts the values of tools' parameters to JSON."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Tags:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Return the position of the first tag from `at` on, and the tag.
 
-        If there is no whole tag, the tag is empty, and the position is the first at which a tag may have begun. Without such
-        a position it is the end of the text.
+        If no whole tag is found, the returned tag is empty. The position is then the start of an incomplete tag at the end
+        of the text, or the end of the text if there is no incomplete tag.
 
         ended: whether no more text will come.
         """
@@ -48,7 +48,7 @@ class Tags:
         return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
     def _prefix_at(self, text: str, at: int) -> int:
-        """Return the position of the longest suffix that may be the start of a tag, or the end of the text."""
+        """Return the position of an incomplete tag at the end of the text. If there is none, return the text's length."""
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._prefixes:
                 return found.start()
@@ -56,13 +56,13 @@ class Tags:
 
 
 class UnreadText:
-    """The part of an answer's text that is not read yet. Read text is dropped, except the text since a `mark`.
+    """The part of an answer's text that is not read yet. Text that was read is dropped, unless it was read since `mark`.
 
     ended: whether no more text will come.
     is_cut: whether the answer ended at a limit.
     num_read: characters read so far.
     content: the start and end positions of content in the read text.
-    waits_at: the position from which it is not known yet whether the read text is content. None if all is known.
+    waits_at: the position in the read text after which it is still unknown what is content. None if all is known.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -95,21 +95,24 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last characters unread again. They must have been read since the last `add`."""
+        """Make the last `length` characters unread again. They must have been read since the last `add`."""
         self._at -= length
         self.num_read -= length
 
     @property
     def num_settled(self) -> int:
-        """How many read characters are known to be content or not. Characters after the mark do not count."""
+        """The number of read characters that are settled.
+
+        A character is settled once it is known whether it is content. No character after the mark is settled.
+        """
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
 
     def before(self, tags: Tags) -> tuple[str, str]:
-        """Read the text before the next tag, and the tag. Return both.
+        """Read the text before the next tag, then read the tag, and return both.
 
-        If there is no whole tag, read up to the position at which a tag may begin. At the end of an answer that was not cut,
-        an incomplete tag counts as text.
+        If there is no whole tag, the returned tag is empty. An incomplete tag at the end of the text then stays unread. But
+        at the end of an answer that was not cut, it counts as text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -117,11 +120,11 @@ class UnreadText:
         return text, tag
 
     def mark(self, text: str) -> None:
-        """Keep the text that is read from now on. text: the text read just before this call, which is kept, too."""
+        """Keep `text`, which was read just before this call, and all text that is read from now on."""
         self._read, self._marked_at = [text], self.num_read - len(text)
 
     def unmark(self) -> str:
-        """Remove the mark. Return the text read since the mark."""
+        """Remove the mark. Return the text that was kept since `mark`."""
         read, self._read = "".join(self._read or ()), None
         return read
 
@@ -136,7 +139,7 @@ class UnreadText:
         return self._unread[self._at]
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read characters for as long as they are among `characters`.
+        """Read all following characters that are in `characters`.
 
         Return the next character without reading it. Empty at the end of the text.
         """
@@ -148,7 +151,7 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read and return the longest of these tags with which the unread text starts. Empty if it starts with none.
+        """Read and return the tag that comes next, the longest if several fit. Empty if none of these tags comes next.
 
         If the answer was cut within a tag, the incomplete tag is dropped.
         """
@@ -165,11 +168,11 @@ class UnreadText:
         return self.take(found)
 
     def after_space(self, tags: Collection[str], stays: Collection[str] = ()) -> Steps[str | None]:
-        """Read white space and then one of these tags. Return the tag. Empty if the answer ends instead.
+        """Read white space and the tag after it, and return the tag.
 
-        If something else comes next, return None and read nothing.
+        If the answer ends before a tag, return an empty text. If anything else comes next, return None and read nothing.
 
-        stays: further tags. If one of them comes next, it is returned but stays unread.
+        stays: further tags. If one of them follows the white space, it is returned but stays unread.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -189,9 +192,10 @@ class UnreadText:
         return tag
 
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
-        """Read the text before the next tag, and the tag. Return both.
+        """Read the text before the next tag, then read the tag, and return both.
 
-        If no tag begins within `most` characters, read `most` characters or all that remain, and return an empty tag.
+        If no tag begins within `most` characters, read only these characters, or fewer if the answer ends before that. The
+        returned tag is then empty.
 
         stays: the tags among `tags` that are returned but stay unread.
         """
@@ -230,7 +234,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Take a piece of text. Return how many of its characters belong to the value."""
+        """Read a piece of text. Return how many of its characters belong to the value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -249,9 +253,9 @@ class JsonSpan:
         return at
 
     def _step(self, character: str, at: int) -> int:
-        """Take a quote, backslash, bracket, comma or space at position `at`.
+        """Read the quote, backslash, bracket, comma or space at position `at`.
 
-        Return the position after it, or `at` if the value ended before it.
+        Return the position after this character, or `at` if the value ended before this character.
         """
         if self._quoted:
             self._escaped, self._quoted = character == "\\", character == "\\"
@@ -281,7 +285,7 @@ def json_value(text: UnreadText) -> Steps[str]:
 
 
 def escape(text: str) -> str:
-    """Return a text as it is written inside a JSON string."""
+    """Escape a text for use inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -290,7 +294,7 @@ class ParameterType:
     """The values that a schema allows for a parameter.
 
     kinds: the allowed JSON types. An empty set allows all types.
-    texts: sets of allowed strings. None allows all strings.
+    texts: the allowed strings, in one or more sets. None allows all strings.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -312,7 +316,7 @@ WORD = ParameterType(frozenset({"string", "integer", "number", "boolean", "null"
 
 
 def typed(text: str, wanted: ParameterType = ANY) -> str:
-    """Return a value that was written without quotes as JSON. A value that fits no wanted type becomes a string."""
+    """Convert to JSON a value that was written without quotes. A value that fits no wanted type becomes a string."""
     bare = text.strip()
     inside = bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'" else None
     said = _unquoted(bare) if inside is not None and bare[0] == '"' else None
@@ -332,9 +336,10 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 
 
 def literal(word: str, wanted: ParameterType) -> str:
-    """Return a word without quotes as JSON. The word comes from a notation with quotes around strings.
+    """Convert a word without quotes to JSON. The word comes from a notation in which strings have quotes.
 
-    The result has the wanted type if the word fits this type, and otherwise any type that the word fits.
+    The words null and None become null. Any other word gets a wanted type if it fits one. If not, it becomes a number, a
+    boolean or a string.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
@@ -363,7 +368,10 @@ LONGEST_NUMBER = 400  # the most characters of a number that is rewritten for JS
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Return a value as JSON if it has one of these types, or is almost written like one. Otherwise return None."""
+    """Convert a value to JSON if it has one of these types. Otherwise return None.
+
+    The value may differ from JSON's notation, as `TRUE`, `.5` and `(1, 2)` do.
+    """
     if not kinds:
         return None
     if is_json(bare, kinds):
@@ -404,7 +412,7 @@ ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\"
 
 
 def _from_python(text: str) -> str | None:
-    """Return a list or an object in Python's notation as JSON. None if a string in it has no closing quote."""
+    """Convert a list or an object from Python's notation to JSON. None if a string in it has no closing quote."""
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -426,7 +434,7 @@ def _from_python(text: str) -> str | None:
 
 
 def _in_json(found: re.Match[str]) -> str:
-    """Return a piece of a quoted Python string as it is written inside a JSON string."""
+    """Convert a piece of a quoted Python string to the notation of a JSON string."""
     text = chr(int(found["byte"], 16)) if found["byte"] else ESCAPES.get(found["escaped"], found[0])
     return found["code"] or escape(text)
 
@@ -452,7 +460,10 @@ def _finite(number: str) -> float:
 
 
 def parameter_types(schema: object) -> dict[str, ParameterType]:
-    """Return the type of each parameter of a tool, or `ANY` if its schema gives no type. schema: the tool's schema."""
+    """Return the type of each parameter of a tool. A parameter whose schema gives no type gets `ANY`.
+
+    schema: the tool's schema.
+    """
     properties = schema.get("properties") if isinstance(schema, dict) else None
     schemas = _Schemas(schema)
     return {name: schemas.type(value) for name, value in properties.items()} if isinstance(properties, dict) else {}
@@ -467,7 +478,7 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # the type of each list of values, by the id() of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows. `ANY` if a part of the schema has no type, or if it has too many parts."""
+        """Return the type that a schema allows. `ANY` if the schema has too many parts, or if a part has no type."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # whether strings outside `texts` are allowed
@@ -494,7 +505,10 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that this schema refers to or chooses from. None if it gives types or values itself."""
+        """Return the schemas that give the type in place of `schema`. None if `schema` itself gives it.
+
+        They are the schema of `$ref` or, if there is no `type`, those of `anyOf` or `oneOf`, or the only one of `allOf`.
+        """
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
         if "type" in schema:
@@ -535,7 +549,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type of listed values: their JSON types, and only the strings among them."""
+    """Return the type that allows these values: the JSON types of all values, and in `texts` the strings among them."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

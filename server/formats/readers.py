@@ -60,7 +60,7 @@ class Calls:
         return CallStart(self.number - 1, id, name)
 
     def arguments(self, text: str) -> CallArguments:
-        """Return the next piece of the newest call's arguments."""
+        """Return `text` as the next piece of the newest call's arguments."""
         return CallArguments(self.number - 1, text)
 
 
@@ -80,7 +80,9 @@ class CallShape(Protocol):
     def bare(self) -> bool: ...
 
     def read(self, text: UnreadText, tag: str, calls: Calls) -> Steps[None]:
-        """Read calls after their opening tag. Text that is not a call stays unread, or `text.unmark` returns it.
+        """Read calls after their opening tag.
+
+        Text that turns out not to be a call either stays unread, or is returned by the next `text.unmark`.
 
         tag: the opening tag, which is already read. Empty for a call without an opening tag.
         """
@@ -94,7 +96,7 @@ class CallShape(Protocol):
 class Body(Protocol):
     """A notation of a call's arguments.
 
-    begins: the tags that begin arguments, or that end a call without arguments.
+    begins: the tags at which a call's arguments begin, or at which a call without arguments ends.
     tags: all tags of the notation.
     """
 
@@ -142,7 +144,7 @@ class TaggedBody:
     value_opens, value_ends: the tags before and after its value. `{key}` in value_ends stands for the parameter's name. The
     model may omit value_opens.
     ends: the tags after the last parameter.
-    text_key_ends: the tags after a name if the value is a string, whatever the schema says.
+    text_key_ends: the tags after a name that make the value a string, even if the schema gives another type.
     """
 
     opens: tuple[str, ...]
@@ -180,11 +182,11 @@ class TaggedBody:
     def _value(
         self, text: UnreadText, key: str, calls: Calls, wanted: ParameterType, after_call: Collection[str]
     ) -> Steps[str | None]:
-        """Read a value and its closing tag, and return the tag after them.
+        """Read a value and its closing tag. Return the tag that follows the closing tag.
 
-        Return an empty tag if the answer ends there, and None if the value has no end. A closing tag ends the value only if
-        another tag or the end of the answer follows. Otherwise it is part of the value. If the closing tag is missing, a tag
-        at the start of a line ends the value.
+        Return an empty tag if the answer ends after the closing tag, and None if the answer ends before the value does. A
+        closing tag ends the value only if another tag or the end of the answer follows. Otherwise the closing tag is part of
+        the value. If the closing tag is missing, a tag of `begins` at the start of a line ends the value.
 
         A value that may be any string is yielded as it arrives. Other values are yielded when they are complete.
         """
@@ -325,8 +327,8 @@ class HeadedCalls:
     """Calls that are written as a tag, a header with the tool's name, the arguments, and a closing tag.
 
     starts, closes: the tags around each call.
-    header: matches the header. Its groups are `name` and, if calls have ids, `id`.
-    more: further tags that may start the next call.
+    header: the pattern of the header. Its groups are `name` and, if calls have ids, `id`.
+    more: tags other than `starts` that may start another call after the first.
     sections, section_ends: the tags around all calls.
     inner: the tags within the header.
     """
@@ -368,7 +370,7 @@ class HeadedCalls:
     def _call(self, text: UnreadText, calls: Calls) -> Steps[bool]:
         """Read one call. Return False if the text is not a call.
 
-        A call without arguments has a header that is followed by a tag of `after_call` or by the end of the answer.
+        If a tag of `after_call` or the end of the answer follows the header, the call has no arguments.
         """
         tags = Tags(self.body.begins + self.after_call)
         header, begin = yield from text.upto(tags, MAX_HEADER, stays=self.after_call)
@@ -417,7 +419,7 @@ class TrimmedText:
     """Makes fragments of one kind from text, and trims the white space next to calls and reasoning.
 
     begins: whether to drop white space at the start of the next text.
-    source: the text of the answer, in which the positions of content are noted. None if they are not needed.
+    source: the answer's text. `note` adds the positions of content to it. None if the positions are not needed.
     """
 
     kind: type[ContentText] | type[ReasoningText]
@@ -427,7 +429,7 @@ class TrimmedText:
     _spaces: list[tuple[int, int]] = field(default_factory=list)  # positions of the white space at the end
 
     def note(self, text: str, num_after: int = 0) -> None:
-        """Note the position of a text that was just read. num_after: how many characters were read after it."""
+        """Note the position of `text`, which was read just now. num_after: how many characters were read after `text`."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -445,7 +447,7 @@ class TrimmedText:
             self.source.waits_at = self._spaces[0][0] if self._spaces else None
 
     def say(self, text: str) -> Iterator[Fragment]:
-        """Yield a piece of text, but hold white space at its end back until more text follows."""
+        """Yield a piece of text. White space at its end is held back until more text follows."""
         said = text.rstrip(SPACE)
         if said:
             text = "".join(self._pending) + text
@@ -469,27 +471,28 @@ class TrimmedText:
         self._wait()
 
     def part(self) -> None:
-        """Drop the white space at the end of this text and at the start of the next text."""
+        """Drop the white space at the end of the text so far, and at the start of the text that follows."""
         self.drop_space()
         self.begins = True
 
 
 class SteppedReader:
-    """Runs the steps of a reader as far as the text of the answer has arrived."""
+    """Runs a reader in steps: each `push` runs the reader until it needs more text."""
 
     def __init__(self, text: UnreadText, steps: Steps[None]) -> None:
         self._text, self._steps = text, steps
         self._num_opened = 0
 
     def open(self, text: str) -> None:
-        """Read the end of the prompt before the answer. It may have opened reasoning or a message."""
+        """Read the end of the prompt, in which the first message may have begun. Call this before the first `push`."""
         self._num_opened = len(text)
         self.push(text)
 
     def settled(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return how many characters of the answer are known to be content or not, and the positions of new content.
+        """Return the number of settled characters, and the positions of new content.
 
-        Content is new if it was found since the last call. Text of the prompt does not count.
+        A character is settled once it is known whether it is content. Content is new if it was found since the last call.
+        Only the answer's characters count, not those of the prompt.
         """
         found, self._text.content = self._text.content, []
         opened = self._num_opened
@@ -498,7 +501,7 @@ class SteppedReader:
         ]
 
     def push(self, text: str) -> list[Fragment]:
-        """Add text, and return the fragments that are certain now."""
+        """Add text. Return the new fragments, which later text cannot change."""
         self._text.add(text)
         fragments: list[Fragment] = []
         for fragment in self._steps:
@@ -521,7 +524,7 @@ class ReadParts:
         self.num_unsettled = self._at = 0  # the characters that are not settled yet, and the settled ones before them
 
     def push(self, text: str) -> list[tuple[str, bool]]:
-        """Add text. Return the parts that are certain now. The flag of a part says whether it is content."""
+        """Add text. Return the parts that are certain now, each with a flag that says whether the part is content."""
         self._unsettled.append(text)
         self.num_unsettled += len(text)
         self._reader.push(text)
@@ -549,7 +552,7 @@ class TaggedAnswer:
 
     thinking: the tags around reasoning. None if reasoning stays in the content.
     calls_end: whether a call may begin inside reasoning. The call then ends the reasoning.
-    opened: the reasoning that the prompt has opened, with its tag.
+    opened: the end of the prompt from the tag that opens reasoning. Empty if the prompt does not end inside reasoning.
     dropped: tags that never become content, such as control tokens.
     """
 
@@ -592,12 +595,12 @@ class TaggedAnswer:
                 yield None
 
     def _say(self, text: str, num_after: int = 0) -> Iterator[Fragment]:
-        """Yield the text that was just read as content. num_after: how many characters were read after it."""
+        """Yield `text`, which was read just now, as content. num_after: how many characters were read after `text`."""
         self._content.note(text, num_after)
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
-        """Read the reasoning at the start of an answer, if any. Without `thinking`, opened reasoning becomes content."""
+        """Read the reasoning at the start of an answer, if there is any. If `thinking` is None, `opened` becomes content."""
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
@@ -670,9 +673,9 @@ class Channels:
     message: the tag that ends a header.
     ends: the tags that end a message.
     to: finds the tool's name in a header. Its group is `name`.
-    reasoning, plain: match the headers of reasoning and of content. A header that matches neither becomes content itself.
-    written_reasoning: the text before reasoning, and the text after it up to the next header. None if the models write no
-    reasoning.
+    reasoning, plain: the patterns of the headers of reasoning and of content. A header that fits neither becomes content.
+    written_reasoning: the texts that models write before reasoning, and between reasoning and the next header. None if the
+    models write no reasoning.
     """
 
     starts: tuple[str, ...]
@@ -689,7 +692,10 @@ class Channels:
 
 
 class ChannelAnswer:
-    """Reads an answer of messages whose headers name their kinds. thinks: whether to separate reasoning from content."""
+    """Reads an answer that is a sequence of messages. A message's header says if it is reasoning, content or a call.
+
+    thinks: whether to separate reasoning from content.
+    """
 
     def __init__(self, text: UnreadText, channels: Channels, calls: Calls, *, thinks: bool) -> None:
         self._text, self._channels, self._calls, self._thinks = text, channels, calls, thinks
@@ -738,9 +744,9 @@ class ChannelAnswer:
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
     def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
-        """Read the text up to the next tag, and the tag. Return the tag. Empty at the end of the answer.
+        """Read the text before the next tag, then read the tag. Return the tag. Empty at the end of the answer.
 
-        is_said: whether the text is yielded. Otherwise it is dropped.
+        is_said: whether to yield the text. If not, the text is dropped.
         """
         while True:
             text, tag = self._text.before(self._body_tags)
@@ -764,7 +770,7 @@ class JsonCalls:
 
     opens, closes: the tags around all calls.
     names, arguments, ids: the keys of the tool's name, of the arguments and of the call's id.
-    named: whether the tool's name may itself be the key of the arguments.
+    named: whether the tool's name may itself be the key of the arguments, as in `{"search": {...}}`.
     late_id: whether a call's id may come after its arguments. If so, the call is yielded only at its end.
     """
 
@@ -779,7 +785,7 @@ class JsonCalls:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that an object may have before it is certain to be a call."""
+        """The keys that an object may have until it is certain to be a call. Any other key means that it is not a call."""
         return (*self.names, *self.arguments, *self.ids, "type")
 
     @property
@@ -897,7 +903,7 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the call. If it was held back, yield it now. Return whether it is a call."""
+        """End the object. If it is a call that was held back, yield the call now. Return whether the object is a call."""
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")

@@ -1,15 +1,16 @@
-"""The error of a request, its body in each API, and the responses to requests that are refused or fail.
+"""The error of a request in the form of each API, and the responses to requests that are refused or fail.
 
-RequestError            answered with its status and {"error": {...}}
+Each error has a status and, in OpenAI's form, the type next to it:
+
   400 invalid_request_error       a wrong type, no text, or a prompt longer than the context; `param` names the field
   401 authentication_error        the API key is missing or wrong
   403 permission_error            an unknown host or web page, or documents of another scope
-  404 not_found_error             no such route; an answer or a conversation that is not stored
-  405 invalid_request_error       the path does not support the method; Allow lists the methods
+  404 not_found_error             no such route or model; an answer or a conversation that is not stored
+  405 invalid_request_error       the path does not support the method; the header Allow lists those it does
   408 timeout_error               a body that arrived too slowly
-  413 invalid_request_error       a body larger than --max-body, compressed or not
+  413 invalid_request_error       a body larger than --max-body, compressed or not, or with too many elements
   415 invalid_request_error       a web page's body that is not JSON; an encoding that is not supported
-  429 rate_limit_error            the queue is full; Retry-After says when to try again
+  429 rate_limit_error            the queue is full; the header Retry-After says when to try again
   500 server_error                the engine failed
   501 not_supported_error         a route that needs another model or other settings
   503 unavailable_error           loading, shutting down, or no room for another large body
@@ -51,9 +52,9 @@ class RequestError(Exception):
     """An error for the client.
 
     param: the path of the wrong field in the body.
-    code: a name of the error, for programs.
+    code: the error's name for programs, such as `context_length_exceeded`.
     retry_after: seconds after which the client may try again.
-    details: further fields of the error's body.
+    details: further fields of the error in the body.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ def no_route(path: str, known: Sequence[str] = ()) -> RequestError:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, or the error's type if it has no message, as for a MemoryError."""
+    """Return the message of an error. If an error such as a MemoryError has none, return its type."""
     return str(error) or type(error).__name__
 
 
@@ -136,7 +137,10 @@ def not_loaded(error: Exception) -> RequestError:
 
 
 def failed(error: Exception, program: str = "server") -> RequestError:
-    """Return the error for a request during which a program failed. program: the program's name in the message."""
+    """Return the error for a request that ended with an unexpected exception.
+
+    program: the name of the program that failed, for the message.
+    """
     return RequestError(f"the {program} failed: {type(error).__name__}", status=500)
 
 
@@ -188,5 +192,5 @@ def _paths(request: Request) -> list[str]:
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Answer a client that disconnected while it sent its body. Only the log shows the status."""
+    """Return a response for a client that disconnected while it sent its body. Only the log shows its status."""
     return Response(status_code=499)

@@ -21,7 +21,7 @@ class Bodies:
     """Reads bodies. For the event loop only.
 
     most: the most bytes of one body.
-    room: bytes of memory that bodies may still take.
+    room: bytes of memory that are still free for bodies.
     patience: the most seconds without a received byte.
     rate: bytes a second that must arrive on average after the first `patience` seconds.
     """
@@ -42,7 +42,7 @@ class Bodies:
         The status of the error is 408 for a slow body, 413 for a large body, 503 if there is no room now, and 400 or 415
         if the body cannot be decompressed.
 
-        reservation: takes the room of the body until the caller frees it. None: the room is freed after the read.
+        reservation: reserves memory for the body until the caller frees it. If None, the memory is freed after the read.
         """
         if reservation is None:
             with Reservation(self) as reservation:
@@ -89,13 +89,13 @@ class Bodies:
 
 
 class Reservation:
-    """The room in memory for the body of one request. As a context manager it frees the room at its end."""
+    """The memory that is reserved for the body of one request. As a context manager it frees the memory at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._bytes = bodies, 0
 
     def reserve(self, size: int) -> None:
-        """Change the reservation to a body of `size` bytes. Raises RequestError 503 if there is too little room."""
+        """Change the reservation to a body of `size` bytes. Raises RequestError 503 if too little memory is free."""
         more = max(size - FREE, 0) - self._bytes
         if more > self._bodies.room:
             raise RequestError("too many large bodies are being received: try again", status=503, retry_after=1)

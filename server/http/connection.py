@@ -1,15 +1,18 @@
 """uvicorn's HTTP protocol with time limits, and with capital letters in header names.
 
-    made -> head -> request -> answer -> (kept alive) -> head -> ...
-            `head`  `Bodies`   `patience`  uvicorn's
+    phase    its time limit
+    head     `Connection.head`, which includes the handshake of TLS
+    body     `Bodies.patience` and `Bodies.rate`
+    answer   `Connection.patience` and `Connection.rate`
+    idle     uvicorn's limit for keep-alive
 
-The line under the phases names the object or field that limits the time of each phase. When a connection is closed, its
-handler sees that the client has disconnected, and cancels its work. Once the limit of connections is reached, connections
-that wait for their clients may be closed early: see `connections.py`. Under TLS, a request's head includes the handshake.
+A kept-alive connection goes through the phases again and again. When a connection is closed, the handler of its request
+sees that the client has disconnected, and cancels the work. Once the limit of connections is reached, connections that wait
+for their clients may be closed early: see `connections.py`.
 
 The parser is h11, and the event loop is asyncio's. httptools would save 0.1 ms a request, which is little compared with the
-engine's time. But it accepts a head of any length (a head of 1 MiB got status 200), and all limits here would have to be
-written again for it. uvloop accepts connections without a limit. docs/decisions.md has the figures.
+engine's time. But httptools accepts a head of any length (a head of 1 MiB got status 200), and would need its own code for
+all limits of this module. uvloop accepts connections without a limit. docs/decisions.md has the figures.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ SHORTCUT = "shortcut"  # the key of the `Shortcut` in a request's state
 class Shortcut:
     """Writes the pieces of one streamed answer directly to the connection. This bypasses h11 and the middleware.
 
-    h11 would take longer for a piece than all other steps. The middleware needs only the head of the answer. Each piece is
-    an HTTP chunk, since the length of the answer is not known in advance.
+    For each piece, h11 would be the slowest step. The middleware needs only the head of the answer, which is sent as usual.
+    Each piece is an HTTP chunk, since the length of the answer is not known in advance.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -41,7 +44,7 @@ class Shortcut:
 
     @property
     def is_open(self) -> bool:
-        """Whether `write` may be used: the answer has begun and not ended, and the client reads what was written."""
+        """Whether `write` may be used: the answer has begun and not ended, and no written bytes wait for the client."""
         cycle, connection = self._cycle, self._connection
         is_stopped = connection.flow.write_paused or cycle.disconnected or connection.transport.is_closing()
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
@@ -59,8 +62,8 @@ MOST_GATHERED = 64 << 10  # bytes
 class GatheringTransport:
     """A transport that joins the small writes of one turn of the event loop into one system call.
 
-    System calls take most of the time of small writes. Joining them sends the head of an answer together with its first
-    event, and the last event together with the end of the body. All calls other than writes are passed on to `transport`.
+    Most of the time of a small write is the system call. An answer's head is sent together with the first event, and the
+    last event together with the end of the body. All calls other than writes are passed on to `transport`.
 
     tls: the TLS layer. None for plain HTTP.
     """
@@ -110,11 +113,14 @@ class GatheringTransport:
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
-    head: seconds for a request's head, or for the rest of a body after its answer.
-    patience: seconds in which a client must read all written bytes, or at least `rate` bytes a second.
-    bite: the most bytes of one read. The event loop waits while a read is parsed, and a chunk of one byte takes 12 us.
-    credit: the most seconds for which a pausing body still counts as making progress. Each received byte earns 1 / `rate`
-    seconds.
+    head: the most seconds until a request's head has arrived. If a body continues after its answer, also the most seconds
+    until the rest of the body has arrived.
+    patience: if written bytes wait for the client, the seconds in which it must read all of them, or at least `rate` bytes a
+    second.
+    bite: the most bytes of one read. The event loop waits while they are parsed, which takes 12 us even for a chunk of one
+    byte.
+    credit: the most seconds for which a body counts as making progress although no byte arrives. Received bytes earn this
+    time at `rate` bytes a second.
     """
 
     server_state: Connections
@@ -157,7 +163,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._unseal(data, self._tls)
 
     def _unseal(self, data: bytes, tls: TlsFilter) -> None:
-        """Decrypt received bytes and parse them. Answer messages of TLS itself, such as a handshake."""
+        """Decrypt received bytes and parse them. Messages of TLS itself, such as a handshake, are answered."""
         try:
             for piece in tls.received(data, self.bite):
                 if not piece:
@@ -186,7 +192,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that closes its sending side as disconnected. Only a write could show whether it still reads."""
+        """Treat a client that closes its sending side as disconnected. Only a write would show that it still reads."""
         self.gathering.flush()  # asyncio closes the transport after this call
 
     def on_response_complete(self) -> None:

@@ -1,10 +1,11 @@
-"""The open connections of a server. Their number is limited. If there are too many, idle ones are closed.
+"""The open connections of a server. Their number is limited. At the limit, connections that wait for clients are closed.
 
     new ---> waits for its client (a head, the rest of a body, the next request) ---> works (an answer is open) ---> waits
                               |
                               +--- closed when the limit is reached, the longest waiting connection first
 
-A fixed time limit for waiting would be too long for a full server, or too short for a server with few connections.
+A time limit for waiting could not replace the limit on the number: it would be too long for a full server, or too short for
+a server with few connections.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Connections(ServerState):
         return False
 
     def log(self, line: str, *figures: object) -> None:
-        """Log a line about a shortage, but the same line at most once a minute."""
+        """Log a line about a shortage. The same line is logged at most once a minute."""
         now = time.monotonic()
         if now >= self._logged.get(line, now):
             self._logged[line] = now + SELDOM
@@ -105,7 +106,7 @@ class Connections(ServerState):
 
 
 def most_connections(descriptors: int = 1) -> int:
-    """Return how many connections a process may have. This leaves a share of its file descriptors (`ulimit -n`) free.
+    """Return how many connections a process may have. A share of its file descriptors (`ulimit -n`) stays free.
 
     descriptors: the number of file descriptors of each connection.
     """
@@ -183,13 +184,13 @@ class ConnectionListener:
 
 
 class ListeningServer(uvicorn.Server):
-    """uvicorn with a limit on its connections, TLS and socket files.
+    """uvicorn with TLS, socket files, and a limit on the number of its connections.
 
     Its config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError for TLS
     files that cannot be used.
 
     most: the most connections that may be open.
-    settings: name the addresses, socket files and TLS files.
+    settings: the settings with the addresses, socket files and TLS files.
     """
 
     def __init__(self, config: uvicorn.Config, most: int, settings: Settings = UNSET) -> None:
@@ -206,7 +207,7 @@ class ListeningServer(uvicorn.Server):
 
     @property
     def addresses(self) -> list[str]:
-        """The server's URLs with the hosts of the settings, then its socket files as `unix:PATH`.
+        """The server's URLs with the hosts of the settings, followed by the server's socket files as `unix:PATH`.
 
         If the settings give port 0, the URLs have the IP addresses and the port that the system chose.
         """
@@ -237,7 +238,7 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        At its end uvicorn raises all captured signals again. This server raises only the first.
+        When uvicorn ends, it raises all captured signals again. This server raises only the first signal.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

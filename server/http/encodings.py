@@ -1,9 +1,11 @@
 """Decompresses bodies with a `Content-Encoding` of gzip, deflate or zstd, piece by piece.
 
-    packed     [member 1][member 2]   A step reads up to `BITE` bytes and returns at most `PIECE` bytes. A kilobyte may
-    unpacked   [piece][piece][pie     unpack to gigabytes, so the caller decides whether to go on to the next piece.
+    packed     [member 1][member 2]
+    unpacked   [piece][piece][piece]
 
-A body is one member, or several in a row (`cat a.gz b.gz`, or several frames of zstd), and nothing else.
+A body of deflate is one member. A body of gzip or zstd may be several members in a row (`cat a.gz b.gz`, or several frames
+of zstd). Each call of `Unpacking.piece` returns a piece of at most `PIECE` bytes. A kilobyte may unpack to gigabytes, so
+the caller decides after each piece whether to continue.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Stream(Protocol):
 
     eof: whether the member has ended.
     unused_data: input after the member's end.
-    needs_input: whether `decompress` can return more only after more input.
+    needs_input: whether `decompress` needs more input before it can return more bytes.
     """
 
     @property
@@ -45,7 +47,7 @@ class Stream(Protocol):
 
 
 class Inflating:
-    """A zlib stream that stores the rest of its input, as zstd's streams do."""
+    """A zlib stream that behaves like a zstd stream: it stores the input that it has not unpacked yet."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)
@@ -87,7 +89,7 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 def encoding_of(headers: Headers) -> str:
     """Return the encoding of a request's body. Empty if the body is not compressed.
 
-    Raises RequestError 415 for an unsupported encoding, and for several.
+    Raises RequestError 415 for an encoding that is not supported, and for more than one encoding.
     """
     given = [name.strip() for value in headers.getlist("content-encoding") for name in value.split(",")]
     names = [ALIASES.get(name.lower(), name.lower()) for name in given if name.lower() not in ("", IDENTITY)]
@@ -124,7 +126,7 @@ class Unpacking:
         return self._stream.eof and self._given == len(self._packed)
 
     def _next(self) -> bytes:
-        """Feed the stream if it needs input. Return the bytes that it unpacks."""
+        """Pass input to the stream if it needs any. Return the bytes that the stream unpacks."""
         if self._stream.eof:
             self._begin_member()
         bite = self._packed[self._given : self._given + BITE] if self._stream.needs_input else b""

@@ -20,7 +20,7 @@ WINDOW = 256 << 10  # bytes of one search, during which other threads wait
 def check_elements(*texts: bytes, what: str = "the body", param: str | None = None) -> None:
     """Raise RequestError 413 if JSON texts have more elements (lists, objects, numbers, strings) than fit into any context.
 
-    A string is one element here. A string that is itself decoded as JSON, such as a call's arguments, needs its own check.
+    A string counts as one element. If the string is itself decoded as JSON, as a call's arguments are, check it separately.
 
     what: the name of the texts in the error's message.
     param: the error's `param`.
@@ -48,7 +48,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON in pieces of about 256 KiB in which a quote replaces each string."""
+    """Yield JSON text in pieces of about 256 KiB. A single quote mark stands for each string."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.
@@ -74,8 +74,8 @@ LONGEST = len(rb"\ud83d\ude00")
 def as_unicode(body: bytes) -> bytes:
     """Return a body without its byte-order mark, and with U+FFFD for each lone half of a surrogate pair.
 
-    JavaScript creates lone halves when it cuts a text, and sends them as escapes. Raises RequestError for bytes that are not
-    UTF-8. The error names the first wrong byte and its field.
+    JavaScript creates lone halves when it cuts a text within a pair, and sends them as escapes. Raises RequestError for
+    bytes that are not UTF-8. The error names the first wrong byte and the field with it.
     """
     text = body.removeprefix(MARK)
     if not text.isascii():
@@ -115,7 +115,7 @@ def _field_of_no_text(body: bytes) -> str:
 
 
 def _inner(value: bytes) -> dict[str, bytes]:
-    """Return the values in an object or a list, each with its step in a path (`.name` or `[1]`).
+    """Return the values in an object or a list, by the steps that lead to them in a path (`.name` or `[1]`).
 
     Empty if the value is neither, or if it cannot be decoded.
     """

@@ -118,13 +118,14 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """Middleware around the gate and all routes that logs a line for each request.
+    """Middleware that logs a line for each request. It surrounds the gate and all routes.
 
-    A route may put `account` into the request's state: a function that returns figures for the line. A connection that is
-    closed to make room for new ones puts `is_quiet` into the state. The line is then logged at level DEBUG.
+    A route may put a function `account` into the request's state. The line then has the figures that the function returns.
+    If a connection is closed to make room for new ones, it puts `is_quiet` into the state of its request. The request's line
+    is then logged at level DEBUG.
 
-    At shutdown, uvicorn cancels requests after its grace time. This layer answers them with 503, where uvicorn itself would
-    answer 500.
+    At shutdown, uvicorn cancels the requests that are open after its grace time. This layer answers them with 503. Without
+    it, uvicorn would answer 500.
 
     The log contains no text of prompts or answers. But it contains the path, which may have the id of a stored answer.
     """

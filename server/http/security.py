@@ -3,7 +3,7 @@
 The API key keeps other people out. The other two checks protect against web pages, because a page in a browser can send
 requests to localhost. A page may make a name of its site resolve to this machine (DNS rebinding), and the `Host` header then
 shows that name. Or a page may send a request to an origin other than its own, and the `Origin` header then shows the page's
-origin. Programs send no Origin, and need none.
+origin. Programs send no `Origin` header, and need none.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Keys:
     def of(cls, settings: Settings) -> Keys:
         """Return the keys from --api-key and --api-key-file.
 
-        Raises SettingsError if one of the flags is given without a key. Otherwise a script with an empty variable would
-        start a server that is open to everyone.
+        Raises SettingsError if one of the flags is given without a key. If that were allowed, a script with an empty
+        variable would start a server that is open to everyone.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -100,9 +100,9 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys in a request's headers, as clients of OpenAI, llama-server and Anthropic send them.
+    """Return the keys in a request's headers. Clients of OpenAI, llama-server and Anthropic send them in different ways.
 
-    A client of llama-server may send a key without the word Bearer.
+    A client of llama-server may send a key in `Authorization` without the word Bearer.
     """
     authorization = headers.get("authorization", "").strip()
     scheme, _, key = authorization.partition(" ")
@@ -149,7 +149,8 @@ class Origins:
 class CrossOrigin(CORSMiddleware):
     """Answers browsers' preflights, and marks the answers that a page of another origin may read (CORS).
 
-    A page may send any header that its preflight lists. This layer comes before `Gate`, since a preflight has no key.
+    A page may send any header that its preflight lists. This layer gets a request before `Gate`, since preflights have no
+    key.
     """
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
@@ -167,7 +168,7 @@ class CrossOrigin(CORSMiddleware):
         return self._origins.allow(origin)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer a preflight. If it lists no headers, the answer names the headers that a page usually sends."""
+        """Answer a preflight. If the preflight lists no headers, the answer allows the headers that a page usually sends."""
         response = super().preflight_response(request_headers)
         response.headers.setdefault("Access-Control-Allow-Headers", ", ".join(SENDABLE))
         return response
@@ -194,7 +195,7 @@ JSON, BYTES = "application/json", "application/octet-stream"
 
 
 def is_open(scope: Scope) -> bool:
-    """Return whether a request is not checked: a GET or HEAD of a path in OPEN_PATHS."""
+    """Return whether a request passes without a check: a GET or HEAD of a path in OPEN_PATHS."""
     return scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
 
 
@@ -247,9 +248,9 @@ class Gate:
         return address.is_loopback or self._any_address
 
     def _check_page(self, method: str, headers: Headers, host: str) -> None:
-        """Raise RequestError for a request from a page of another origin.
+        """Raise RequestError 403 for a page that may not send requests, and 415 for a page's body that is not JSON or bytes.
 
-        A GET or HEAD without Origin may pass, since no page of another origin can read its answer.
+        A GET or HEAD without `Origin` may pass, since no page of another origin can read its answer.
         """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if origin is None:

@@ -1,12 +1,15 @@
 """Threads for work that takes processor time, and a thread for work that only waits for a disk or the engine.
 
-    client a   [a1] [a2] [a3]      One piece of work has the turn. After `TURN` seconds, its next call of `give_way` passes
-    client b   [b1]                the turn to the next client's first piece. The interrupted piece goes to the end of its
-    turns      a1 b1 a2 b1 a3 ...  own client's queue.
+    queue of client a   a1 a2 a3
+    queue of client b   b1
+    turns               a1 b1 a2 b1 a3 ...
 
-So a client waits for at most one turn of each other client, however many and however large their pieces are. A piece keeps
-its thread from its first turn to its end. A client with a started piece may start another piece only while half of the
-threads are free, so that other clients can start their work.
+One piece of work has the turn. After `TURN` seconds, its next call of `give_way` passes the turn to the first piece in the
+queue of the next client. The interrupted piece goes to the end of its own client's queue. Before its own turn, a client
+waits for at most one turn of each other client, however many and however large the pieces of the other clients are.
+
+A piece keeps its thread from its first turn to its end. A client with a started piece may start another piece only while
+half of the threads are free, so that other clients can start their work.
 """
 
 from __future__ import annotations
@@ -35,16 +38,16 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note the sender of the current request, so that the request's work takes the turns of this client.
+    """Note the sender of the current request. The request's work then waits in the queue of this client.
 
-    key: a valid API key of the server, or empty. With arbitrary keys, one client could pretend to be many.
+    key: a valid API key of the server, or empty. If invalid keys counted, one client could pretend to be many.
     """
     address = scope.get("client") or ("",)
     CLIENT.set((address[0], key))
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. An `Exception` would count as a failure of the chat template."""
+    """Ends work whose result nobody waits for. As an `Exception` it would be taken for a failure of the chat template."""
 
 
 def _closed() -> RequestError:
@@ -91,7 +94,7 @@ _running = local()
 
 
 def give_way() -> None:
-    """Pass the turn on if this thread's work has used up its turn. Return when the work has the turn again.
+    """Pass the turn on if the turn of this thread's work is over. Return when the work has the turn again.
 
     Work calls this every few milliseconds, at places where it can pause. Raises Disconnected if nobody waits for the
     result. In a thread without turns, it does nothing.
@@ -129,7 +132,7 @@ class Turns:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return when this work has the turn again. If no other work waits, return at once."""
+        """Pass the turn on, and return when this work has the turn again. If no other work waits, keep the turn."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -164,7 +167,7 @@ class Turns:
         self._current = work
 
     def _goes_on(self, work: _Work) -> bool:
-        """Give a piece of work its turn. Return False if it needs a thread and the system has none."""
+        """Give a piece of work its turn. Return False if the work needs a thread and the system cannot start one."""
         work.ends = perf_counter() + TURN
         if work.started:
             work.turn.release()
@@ -220,7 +223,8 @@ class Turns:
 class PromptThreads:
     """Makes prompts in threads, for the event loop. Small and large prompts have separate turns.
 
-    room: bytes of further requests that may wait, since a waiting request takes memory. Only large requests are refused.
+    room: bytes of requests that may still be added, since requests take memory while they wait. A large request that exceeds
+    `room` is refused. Small requests are never refused for this reason.
     num_open: the number of prompts that wait or are being made.
     """
 
@@ -232,7 +236,7 @@ class PromptThreads:
         """Run `work` in a thread, and return its result.
 
         If the caller is cancelled, work that has not started is dropped, and started work ends at its next `give_way`.
-        Raises RequestError 503 for a large request that exceeds the room, and after `close`.
+        Raises RequestError 503 if a large request exceeds `room`, if the system has no more threads, or after `close`.
 
         num_bytes: the size of the request.
         """
@@ -261,7 +265,8 @@ class PromptThreads:
 class WaitingThread:
     """One thread for work that only waits for a disk or for the engine. Even many requests share this one thread.
 
-    If a caller is cancelled, its running work continues, but its queued work is not run. Any thread may use the object.
+    If a caller is cancelled, its work is dropped if it is still queued, and continues if it already runs. Any thread may use
+    the object.
     """
 
     def __init__(self, name: str) -> None:
@@ -277,7 +282,7 @@ class WaitingThread:
         return await asyncio.wrap_future(waiting)
 
     def close(self) -> None:
-        """Wait until the running work has ended. Queued work raises RequestError 503."""
+        """Wait until the running work has ended. All queued work fails with RequestError 503."""
         with self._lock:
             self._closed = True
         self._executor.shutdown()

@@ -1,8 +1,8 @@
 """TLS between a socket and the HTTP parser (`--ssl-key-file`, `--ssl-cert-file`).
 
-`Connection` uses this filter between its socket and its parser. So its limits hold for TLS, too, and a handshake counts as
-part of a request's head. asyncio's own TLS has other limits, keeps 256 KiB for each connection, and notices late that a
-client has stopped reading.
+`Connection` uses this filter between its socket and its parser. So the limits of `Connection` hold for TLS, too, and a
+handshake counts as part of a request's head. asyncio's own TLS has other limits, keeps 256 KiB for each connection, and
+notices late that a client has stopped reading.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class TlsFilter:
         self._has_met = False  # whether the handshake is done
 
     def received(self, data: bytes, most: int) -> Iterator[bytes]:
-        """Take bytes from the socket, and yield the decrypted bytes, at most `most` at a time.
+        """Decrypt bytes from the socket, and yield the result in pieces of at most `most` bytes.
 
-        An empty piece means that the client will send no more. Raises ssl.SSLError if the client does not speak TLS, or
-        only versions that the server does not accept.
+        An empty piece means that the client will send no more bytes. Raises ssl.SSLError if the client does not speak TLS,
+        or only versions that the server does not accept.
         """
         self._incoming.write(data)
         with suppress(ssl.SSLWantReadError):
@@ -67,7 +67,7 @@ class TlsFilter:
             yield b""
 
     def sealed(self, data: bytes | bytearray) -> bytes:
-        """Return the bytes for the socket: TLS's own messages, and the encrypted `data` unless TLS has failed."""
+        """Return the bytes to send: TLS's own messages and the encrypted `data`. If TLS has failed, `data` is left out."""
         view = memoryview(data)
         with suppress(ssl.SSLError):
             while view:

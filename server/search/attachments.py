@@ -1,12 +1,16 @@
-"""Files that clients attach to a chat. They are read like files of --docs. Files to be searched are kept for a while.
+"""Files that clients attach to a chat. They are read like files of --docs, and may be kept for searches.
 
-Each file has its own folder, reading process and index. So nothing in a file affects the search in another file, not even
-the frequency of its words. There are three queues, so that long work does not delay short work. In each queue the clients
-take turns:
+Each file has its own folder, reading process and index. So nothing in a file affects a search in another file: even the
+frequency of a word is counted within one file. There are three queues, so that long work does not delay short work:
 
-    quick   a1 b1 a2 a3 ...     one file at a time, for at most `QUICK` seconds of processor time
-    slow    a2 ...              files that took longer are read again, with the time limit of a file of --docs
-    vectors a1 b1 a2 a1 ...     the vectors of kept files, a batch of documents at a time, while no request runs
+    quick     a1 b1 a2 a3 ...
+    slow      a2 ...
+    vectors   a1 b1 a2 a1 ...
+
+The clients (a and b) take turns in the first two queues, and the scopes of kept files take turns in the third. The quick
+queue reads one file at a time, for at most `QUICK` seconds of processor time. If a file takes longer, the slow queue reads
+it from the start, with the time limit of a file of --docs. The third queue computes the vectors of kept files, a batch of
+documents at a time, while no request runs.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class Attachment:
     size: bytes of the file.
     letters, tokens: the length of the file's text.
     num_bytes: bytes of the folder on disk.
-    left_out: letters of the file that were dropped on purpose, by kind.
+    left_out: how many letters were left out on purpose, by kind of text, such as navigation.
     scope: the scope that may search a kept file.
     used: the time of the last use of a kept file, in monotonic seconds.
     state: `embedding`, `ready`, or `failed` with an `error`.
@@ -98,7 +102,7 @@ class Attachment:
 
         Raises Unreadable and sqlite3.Error. Raises SlowError if the time runs out, and EndedError after `stop`.
 
-        seconds: the most processor time for this. The size of the file may allow less.
+        seconds: the most processor time. A small file may be given less.
         """
         with self._lock:
             if self._over.is_set():
@@ -129,7 +133,7 @@ class Attachment:
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the file's documents while no request runs. Between batches, other clients get their turns.
+        """Compute the vectors of the file's documents while no request runs. Between batches, other scopes get their turns.
 
         A file in a language that the model does not know gets no vectors. Raises RequestError and sqlite3.Error. Raises
         Disconnected after `stop`.
@@ -160,9 +164,9 @@ class Attachment:
         self.num_bytes = sum(one.stat().st_size for one in self._folder.iterdir())
 
     async def search(self, query: Query, threads: Executor, embed: EmbedQuery | None) -> Stage:
-        """Search the file by words, and also by vectors if `embed` is given. Return the last stage of the search.
+        """Search the file by words and, if `embed` is given, also by vectors. Return the last stage with the final hits.
 
-        Each search reads the vectors from the index again. Raises sqlite3.ProgrammingError for a removed file.
+        The vectors are read from the index in each search. Raises sqlite3.ProgrammingError for a removed file.
         """
 
         def read() -> VectorIndex:
@@ -185,7 +189,7 @@ class Attachment:
 
 
 class Attachments:
-    """Reads attached files, and keeps files for searches, each for one scope. For the event loop only.
+    """Reads attached files, and keeps some of them for searches by one scope each. For the event loop only.
 
     num_read: files that were read.
     num_failed: files that could not be read.
@@ -217,7 +221,7 @@ class Attachments:
         return sum(file.num_vectors for file in self._kept.values())
 
     def embed_with(self, embedding: Embedding | None) -> None:
-        """Compute vectors with this model for files that are kept from now on. Vectors of an earlier model go unused."""
+        """Use this model for the vectors of files that are kept from now on. Vectors of another model are no longer used."""
         self._embedding = embedding
 
     # ---- reading ---------------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class Attachments:
         return file
 
     async def read(self, file: Attachment) -> None:
-        """Read a file in its client's turn.
+        """Read a file when it is its client's turn.
 
         Raises RequestError: 400 for an unreadable file, and 503 if the index cannot be stored or the server shuts down.
         """
@@ -309,11 +313,12 @@ class Attachments:
     # ---- keeping and searching -------------------------------------------------------------------------------------
 
     def keep(self, scope: str, file: Attachment) -> None:
-        """Keep a file for the chats of a scope. The file must have been read.
+        """Keep a file, so that the chats of a scope can search it. The file must have been read.
 
         The file can be searched by words at once, and by vectors once all vectors are computed. If a scope has too many
-        files, its least recently used files are removed. If there are too many files in total, or they take too much of the
-        disk, the least recently used files of the scope with most bytes are removed. Raises RequestError at shutdown.
+        files, its least recently used files are removed. If there are too many files in total, or if they take too much of
+        the disk, files are removed from the scope whose files take most bytes, the least recently used file first. Raises
+        RequestError at shutdown.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -357,8 +362,8 @@ class Attachments:
     async def search(self, scope: str, ids: Sequence[str], query: Query) -> dict[str, Stage]:
         """Search several files, one after another. Return the last stage of each search by the file's id.
 
-        So only one file's vectors are in memory at a time. Raises RequestError: 404 for a file that is not kept, and 400 or
-        503 if the query uses only vectors and a file has none.
+        Only one file's vectors are in memory at a time. Raises RequestError: 404 for a file that is not kept, and 400 or 503
+        if the query uses only vectors and a file has none.
         """
         files = {id: self.find(scope, id, _where(ids, id)) for id in ids}
         if query.by == BY_VECTORS:
@@ -380,7 +385,7 @@ class Attachments:
         return found
 
     def _check_vectors(self, file: Attachment) -> None:
-        """Raise RequestError for a file without vectors: 503 while they are computed, otherwise 400."""
+        """Raise RequestError for a file without vectors: 503 if they are still being computed, and otherwise 400."""
         if self._has_vectors(file):
             return
         wrong, param = f"retrieval.by is vectors, and {file.name} has none", "retrieval.by"
@@ -439,9 +444,9 @@ def unreadable(name: str, why: str) -> RequestError:
 
 
 def interleaved(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Return `top_k` hits of several searches: the first hits of all searches, then all second hits, and so on.
+    """Return `top_k` hits of several searches: the best hit of each search, then the second of each, and so on.
 
-    The searches take turns because the scores of different searches cannot be compared.
+    The scores do not decide the order, because scores of different searches cannot be compared.
     """
     first: dict[str, Hit] = {}
     for hit in (hit for rank in zip_longest(*rankings) for hit in rank if hit is not None):
@@ -454,7 +459,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return the given vector. The vector of a query is computed only once for all files."""
+    """Return `vector`, which was computed once from `text` for the searches in all files."""
     return vector
 
 

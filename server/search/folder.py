@@ -47,7 +47,7 @@ UNUSED = 90  # days after which an unused index is removed
 
 
 class DocumentPrefetch(Protocol):
-    """The prefill of documents before any question.
+    """The prefill of documents before a client asks a question about them.
 
     num_documents: the documents prefilled so far.
     num_tokens: the tokens of these documents.
@@ -61,15 +61,15 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """The folders of --docs, which one scope may search. For the event loop only, but any thread may use its index.
+    """The folders of --docs. One scope may search them. For the event loop only, but any thread may use `index`.
 
     top_k: the default number of hits.
     watcher: keeps the index up to date.
     lock: the file descriptor of the index's lock.
-    questions: questions to suggest to users. If empty, they are made from headings.
+    questions: questions to suggest to users. If empty, `suggested` makes questions from headings.
     offers: whether `advice` may suggest an embedding model.
     num_searches: the number of searches so far.
-    prefixes: the prefill of --read-ahead. None without --read-ahead.
+    prefixes: prefills the documents for --read-ahead. None without --read-ahead.
     """
 
     index: Index
@@ -86,7 +86,7 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. An index with clusters of vectors has an additional provisional stage."""
+        """The stages of a search, in order. The provisional stage is among them if the index has clusters of vectors."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
@@ -100,7 +100,7 @@ class FolderIndex:
 
     @property
     def suggested(self) -> Sequence[str]:
-        """Questions to suggest to users. Questions made from headings are known once all files are read."""
+        """`questions` or, if there are none, questions made from headings. Headings are known once all files are read."""
         return self.questions or [_question(heading) for heading in self.index.headings]
 
     @property
@@ -117,7 +117,7 @@ class FolderIndex:
         return await asyncio.get_running_loop().run_in_executor(self.index.threads, partial(work, *arguments, **named))
 
     def check_scope(self, scope: str, where: str) -> None:
-        """Raise RequestError 403 for a scope that may not search these documents. where: the request's field with it."""
+        """Raise RequestError 403 for a scope that may not search these documents. where: the field with the scope."""
         if scope != self.scope:
             raise RequestError(
                 f"{where}: the documents of this server belong to another scope, which --docs-scope names",
@@ -134,7 +134,7 @@ class FolderIndex:
 
 
 def _question(heading: str) -> str:
-    """Return a question about a heading. A search ignores the words that this adds to the heading."""
+    """Return a question about a heading. A search for the question ignores the words that this function adds."""
     return heading if heading.endswith("?") else f"What is “{heading}” about?"
 
 
@@ -169,7 +169,7 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Ask for a comparison of the folders with the index after the current work. Until then the index is not ready."""
+        """Have the folders compared with the index after the current work. Until that is done, the index is not ready."""
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
@@ -207,7 +207,7 @@ class FolderWatcher:
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date as far as possible. Return False if this failed and must be tried again."""
+        """Bring the index up to date, or end early if asked to. Return False after an error. The work is then repeated."""
         try:
             if self._read():
                 self._on_read()
@@ -227,7 +227,7 @@ class FolderWatcher:
         return False
 
     def _settle(self, state: str, error: str = "") -> bool:
-        """Set the state at the end of the work. If the folders must be compared again, only return False."""
+        """Set the state at the end of the work. If the folders must be compared again, keep the state and return False."""
         with self._settling:
             if self._wanted.is_set():
                 return False
@@ -347,7 +347,7 @@ def real_paths(settings: Settings) -> list[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder of the indexes. They contain the text of documents. Raises FolderError if --docs-db cannot be used.
+    """Return the folder of the indexes, which contain the text of documents. Raises FolderError for an unusable --docs-db.
 
     Without --docs-db the folder is in the user's cache folder. If the cache folder cannot be used, the result is a temporary
     folder, which is removed at the end of the process.
@@ -390,7 +390,7 @@ def _name(paths: list[str], embedder: str) -> str:
 
 
 def _free_file(folder: Path, name: str, paths: Sequence[str]) -> tuple[Path, int]:
-    """Return the file for an index of `paths` that no server uses, and the file descriptor of its lock. Raises OSError."""
+    """Return an unused file for an index of `paths`, and the file descriptor of the file's lock. Raises OSError."""
     for place in places(folder / name):
         with suppress(BlockingIOError):
             return (database := place.with_suffix(".db")), lock_index(database, paths)

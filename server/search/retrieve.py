@@ -64,10 +64,10 @@ class _Word(NamedTuple):
 
 
 class Sources:
-    """Finds the documents that an answer cites. Memory and time grow with the length of the documents.
+    """Finds the documents that an answer cites. Making this object takes time and memory for each word of the documents.
 
-    questions: the questions of the chat. An answer may repeat their words. So a quotation counts only if it has a word that
-    is neither frequent nor in a question.
+    questions: the questions of the chat. An answer may repeat words of the questions. So a quotation counts only if it has a
+    word that is neither frequent nor in a question.
     """
 
     def __init__(self, documents: Iterable[Document], questions: Iterable[str] = ()) -> None:
@@ -86,7 +86,7 @@ class Sources:
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield a citation for each id in brackets. The span includes the brackets only if nothing else is in them."""
+        """Yield a citation for each id in brackets. Its span includes the brackets only if they contain nothing else."""
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -123,7 +123,7 @@ def _key(words: Sequence[str]) -> str:
 
 
 def _common_length(words: Sequence[str], at: int, others: Sequence[str], first: int) -> int:
-    """Return how many words are equal from position `at` of one text and `first` of the other."""
+    """Return how many words are equal in two texts, counted from position `at` of one and `first` of the other."""
     most = min(len(words) - at, len(others) - first)
     return next((n for n in range(most) if words[at + n] != others[first + n]), most)
 
@@ -135,7 +135,7 @@ NEIGHBOURS = 2  # on either side of a document
 
 
 def collections(folder_index: FolderIndex, after: str, limit: int) -> Fields:
-    """Return the folders, and one page of their files by path. Runs in a thread of the index.
+    """Return the folders, and one page of their files in the order of the paths. Runs in a thread of the index.
 
     after: the path after which the page starts.
     limit: the most files of a page.
@@ -169,7 +169,7 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return the field `index` of an answer, with the progress of the index. Empty if the index is up to date."""
+    """Return the field `index` of an answer: the state and progress of the index. No field if the index is up to date."""
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -177,7 +177,10 @@ def index_state(folder_index: FolderIndex | None) -> Fields:
 
 
 def unread(index: Fields) -> Sequence[str]:
-    """Return a warning if the search for an answer began before all files were read. index: the result of `index_state`."""
+    """Return a warning if the search for an answer began before all files were read, and otherwise nothing.
+
+    index: the result of `index_state` for the answer.
+    """
     about = index.get("index")
     if not isinstance(about, dict) or about["unit"] != "files" or (about["total"] and about["done"] == about["total"]):
         return ()
@@ -233,7 +236,8 @@ def place_of(chunk: StoredChunk) -> Fields:
 def results(hits: Sequence[Hit], with_text: bool) -> list[Fields]:
     """Return the hits of a search as JSON, the best first.
 
-    with_text: whether all hits have their text. A hit in an attached file always has it, since the file may soon be removed.
+    with_text: whether to return the text of each hit. The text of a hit in an attached file is always returned, since the
+    file may soon be removed.
     """
     return [
         {"id": hit.chunk.id, "title": hit.chunk.title}
@@ -255,7 +259,7 @@ class SearchReport:
     hits: the hits, the best first.
     index: the fields of `index_state`.
     left_out: how many hits were dropped because of a low score.
-    files: the id of each searched attached file, and the last stage of the search in it.
+    files: for each attached file that was searched, its id and the last stage of the search in the file.
     """
 
     hits: Sequence[Hit]
@@ -279,9 +283,9 @@ class AnswerSources:
 
     found: the ids of the documents that the search found, the best first.
     retrieved: these documents as JSON for the client.
-    sources: finds citations of all documents in the prompt.
-    reader: makes a reader for the answer's text.
-    about: further fields of the report.
+    sources: finds the citations of any document in the prompt.
+    reader: makes a reader that finds the content in the answer's text.
+    about: the fields of the search's `SearchReport`.
     """
 
     found: Sequence[str]
@@ -300,9 +304,9 @@ class AnswerSources:
         return cls(ids, retrieved, sources, chat.shown_reader, about=found.fields)
 
     def fields(self, text: str) -> Fields:
-        """Return the fields of the report. The spans of citations count only the content, not reasoning and tool calls.
+        """Return the fields of the report. The positions of citations are positions in the content of the answer.
 
-        text: the text that the model generated.
+        text: the text that the model generated, which may also contain reasoning and tool calls.
         """
         reader = self.reader()
         fragments = [*reader.push(text), *reader.finish()]
@@ -323,9 +327,10 @@ Prefill = Callable[[Sequence[Hit]], Awaitable[object]]
 class StagePrefetch:
     """Passes the documents of each stage of a search to `prefill`, unless they are the same as in the stage before.
 
-    The documents of a later stage cancel the prefill of an earlier stage.
+    If a later stage finds other documents, the prefill of the earlier stage is cancelled.
 
-    delay: seconds that a stage must last before its documents are passed on. So a search that ends soon starts no prefill.
+    delay: seconds before the documents of a stage are passed on. A stage that is replaced or stopped within this time starts
+    no prefill.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -335,11 +340,11 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, the prefill of the text before all documents. It is cancelled once documents are prefilled."""
+        """Start `front`, which prefills the text before all documents. It is cancelled when documents are passed on."""
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
-        """Take the documents of the newest stage, the best first."""
+        """Pass the documents of the newest stage to `prefill` after `delay`. hits: the documents, the best first."""
         ids = [hit.chunk.id for hit in hits]
         if not ids or ids == self._shown:
             return
@@ -367,7 +372,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that only saves time. A RequestError is only logged."""
+    """Do work that only saves time later. If it raises RequestError, only log the error."""
     try:
         await work()
     except RequestError as error:
@@ -387,8 +392,9 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/search`.
 
     stream: whether the answer has an event for each stage.
-    speculate: a name for the next turn of a chat. The documents of each stage are prefilled for this turn.
-    chat: the chat. By default it is the stored conversation with the name in `speculate`, or else a new chat.
+    speculate: a name for the next turn of `chat`. The documents of each stage are prefilled for this turn.
+    chat: the chat before its next question. By default it is the stored conversation that `speculate` names. If there is no
+    such conversation, it is a new chat.
     """
 
     query: str
@@ -410,7 +416,7 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 
 
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
-    """Return the query of a chat: `retrieval.query`, or else the last question.
+    """Return the query of a chat: `retrieval.query` or, if it is not given, the last question.
 
     The result is None if the chat has tool results but no question. Raises RequestError for a chat that has neither.
 
@@ -462,7 +468,7 @@ def _last(asked: ChatRequest, *roles: str) -> int | None:
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
-    """Return the first hits that together have at most `room` tokens, but at least one hit.
+    """Return as many of the first hits as fit into `room` tokens together, but at least one hit.
 
     length: returns the exact number of tokens of a document in the prompt. The index has only estimates.
     """
@@ -479,10 +485,10 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat with the documents of a search added to its last question, or else to its last tool result.
+    """Return a chat with the documents of a search added to its last question or, without a question, its last tool result.
 
-    If the message already has documents from the client, the new documents follow them. If it has none, a question's
-    documents are added to the chat's own list, and a tool result gets a list.
+    If the message has a list of documents, the new documents are appended to the list. If it has none, the documents for a
+    question are appended to the chat's own list, and a tool result gets a new list.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

@@ -60,9 +60,9 @@ class VectorJob:
 class Computed:
     """What the models have computed so far.
 
-    texts, tokens: computed texts, and their tokens.
+    texts, tokens: how many texts were computed, and how many tokens they have.
     steps: calls of a model.
-    loads: loads after a model was unloaded.
+    loads: how often a model was loaded again after it had been unloaded.
     in_memory: the number of models that are in memory now.
     """
 
@@ -83,13 +83,13 @@ class VectorQueue:
     """Computes vectors for the texts of requests. Any thread may use it.
 
     The requests take turns, text by text. So a request with one text need not wait for all texts of an earlier request.
-    Texts with `in_gaps` wait until no other texts wait.
+    Texts that were submitted with `in_gaps` are computed only while no other texts wait.
 
-    The thread exists only while texts wait, because OpenMP keeps workers for each thread, and these workers would slow the
-    engine's workers. While the engine generates, the thread computes on one core.
+    The queue's thread ends when no more texts wait. OpenMP keeps workers for each thread that computes, and the workers of
+    this thread would slow those of the engine. While the engine generates, the queue's thread computes on one core.
 
     is_busy: returns whether the engine generates. It is called in the queue's thread.
-    sleep_after: seconds without a text after which the embedder is unloaded. 0: it is unloaded only on request.
+    sleep_after: seconds without a text after which the embedder is unloaded. If 0, it is unloaded only on request.
     computed: the counts since the start.
     """
 
@@ -111,9 +111,9 @@ class VectorQueue:
         return max(self._ends - perf_counter(), 0)
 
     def keep(self, seconds: float) -> None:
-        """Unload the embedder after `seconds` without a text. The next text restores the usual time.
+        """Unload the embedder once no text has come for `seconds`. From the next text on, `sleep_after` applies again.
 
-        The embedder is loaded again when it has a text to compute.
+        The next text also loads the embedder again if it is unloaded.
         """
         with self._lock:
             self._seconds, self._ends = seconds, perf_counter() + seconds
@@ -122,7 +122,10 @@ class VectorQueue:
                 self._timer, self._ends = self._start_timer()
 
     def unload_now(self) -> bool:
-        """Unload the model at once unless it computes. Return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once unless texts wait or are computed. Return whether it was unloaded.
+
+        Not for the event loop.
+        """
         was_open = self._embedder.is_open
         with self._lock:
             ending = None if self._jobs or self._in_gaps or self._computes else self._thread
@@ -138,7 +141,7 @@ class VectorQueue:
 
         To drop the texts, cancel the future. Raises RequestError once the queue is closed.
 
-        in_gaps: whether these texts wait until no other texts wait.
+        in_gaps: whether to compute these texts only while no other texts wait.
         """
         job = VectorJob(texts)
         with self._lock:
@@ -237,7 +240,7 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer that unloads the model, and the time when it ends. It runs only if the model is loaded."""
+        """Return a timer that unloads the model, and the time when it ends. It is started only if the model is loaded."""
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -273,9 +276,9 @@ def tokens_of(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the field path of each text in the body, and the text's int32 tokens. Raises RequestError.
 
-    A pure text gets the special tokens that the model expects around it. Token ids, and texts mixed with ids, stay as they
-    are. Two kinds of long texts are not tokenised to their end: texts whose end will be cut, and texts of more than
-    `MOST_COUNTED` letters that will be refused.
+    A text without token ids gets the special tokens that the model expects around it. Token ids, and texts mixed with ids,
+    get no special tokens. If the caller cuts the end of a text, the text is tokenised only as far as the model's limit. The
+    same holds for a text of more than `MOST_COUNTED` letters that the caller will refuse.
 
     given: a text, a list of token ids, a list that mixes both, `{"prompt_string": text}`, `{"content": [parts]}`, or a list
     of these.
@@ -294,7 +297,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object in one of the forms with a text. Return any other value unchanged."""
+    """Return the text of an object such as `{"prompt_string": text}`. Return any other value unchanged."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -379,7 +382,10 @@ class EmbeddingWorker:
         self._queue.keep(seconds)
 
     def unload_now(self) -> bool:
-        """Unload the model at once unless it computes. Return whether it was unloaded. Not for the event loop."""
+        """Unload the model at once unless texts wait or are computed. Return whether it was unloaded.
+
+        Not for the event loop.
+        """
         return self._queue.unload_now()
 
     # ---- for threads other than the event loop ---------------------------------------------------------------------
@@ -435,13 +441,13 @@ class EmbeddingWorker:
 
 @dataclass(slots=True, kw_only=True)
 class Vectors:
-    """Everything that a server computes without generating: tokens, vectors and scores.
+    """The models and threads with which a server computes tokens, vectors and scores.
 
     model, name: the served model.
     texts: the tokeniser of the served model.
     embedding, reranking: the models for vectors and scores. None if the settings ask for none.
     for_search: the embedder of searches. None if the embedding model does not turn each text into one vector.
-    threads: for tokenising texts, and for writing vectors as JSON.
+    threads: the threads that tokenise texts and write vectors as JSON.
     beside: the models that `close` closes, such as models that were loaded only for vectors or scores.
     """
 
@@ -510,7 +516,7 @@ class Vectors:
 
 
 def about(model: Model) -> dict[str, object]:
-    """Return the properties of a model by llama-server's names for them."""
+    """Return the properties of a model under the names that llama-server uses."""
     return {
         "n_vocab": model.num_vocab,
         "n_ctx_train": model.context_train,
@@ -543,7 +549,7 @@ def can_search(worker: EmbeddingWorker) -> bool:
 class Embedding:
     """Turns the documents of an index and queries into vectors.
 
-    prefixes: the texts before documents and before queries, as in the model's training.
+    prefixes: the texts that are put before documents and before queries, as in the model's training.
     language: see `Embedder`.
     is_busy: returns whether the engine generates.
     """
@@ -554,7 +560,7 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Make an `Embedding` with the prefixes of the settings, or else with the usual prefixes of the model.
+        """Make an `Embedding` with the prefixes of the settings. If they give none, use the usual prefixes of the model.
 
         Raises SettingsError if a prefix is too long.
         """
@@ -575,7 +581,7 @@ class Embedding:
     def for_index(self) -> Embedder:
         """Return the embedder for an index. Raises ModelError.
 
-        The first call for a model takes seconds, to compute the digest of the model's files.
+        The first call for a model takes seconds, because it computes a digest of the model's files.
         """
         embedder = self._worker.embedder
         files, prefix = digest(files_of(embedder.model.path)), self.prefixes.document
@@ -660,7 +666,7 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make a worker for the model in a file, or for the served model. None if the settings ask for neither.
+        """Make a worker for the model in `file` or, if `is_served`, for the served model. None if there is neither.
 
         file: the model's file. Empty if no file is given.
         is_served: whether the settings ask for the served model.
