@@ -112,7 +112,8 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 async def show_conversation(request: Request) -> Response:
     """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    The shown messages end with the answer that a request continues if it names only the conversation.
+    A conversation may have several branches. The messages are those of the branch that the next request continues if it
+    names no answer.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
@@ -201,7 +202,7 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
     """Prefill the system prompt, the history and the documents that are known so far.
 
-    If no slot is idle, nothing is prefilled, and the answer's state is `skipped`.
+    If no slot is idle or too many prompts wait, nothing is prefilled, and the answer's state is `skipped`.
     """
     service = service_of(request)
     if service.is_full:

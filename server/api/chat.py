@@ -86,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return one chunk for each fragment. times: fields with the timings so far, for each chunk; may be empty."""
+        """Return one chunk for each fragment. times: the field `timings`, which each chunk gets; empty: no chunk gets it."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:

@@ -1,6 +1,6 @@
-"""Compactions of OpenAI's Responses: a history is summarised, and an item has the summary in sealed form.
+"""Compactions of OpenAI's Responses: the model summarises a history.
 
-Later requests send this item instead of the history.
+The summary is sealed in an item, which later requests send back.
 """
 
 from __future__ import annotations

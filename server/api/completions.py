@@ -88,9 +88,9 @@ class NativeReply:
         return bodies[0] if made.num_choices == 1 else bodies
 
     def _no_logprobs(self, index: int) -> Fields:
-        """Return the field for a piece without probabilities: an empty list, or no field if the request wants none.
+        """Return the field `completion_probabilities` for a piece whose tokens belong to a stop string: an empty list.
 
-        A piece has no probabilities if its tokens belong to a stop string.
+        If the request does not ask for probabilities, return no field.
         """
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
@@ -244,7 +244,7 @@ def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
-    """Encode tokens as JSON, `PIECE` tokens at a time: all other threads wait while the encoder runs.
+    """Encode tokens as JSON, `PIECE` tokens at a time, because all other threads wait while the encoder runs.
 
     spelling: returns the bytes of a token; None: the client wants only the ids.
     """

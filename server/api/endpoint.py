@@ -132,7 +132,7 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Call `work`, which processes the request's body. For a large body, call it in a thread, beside other requests."""
+    """Call `work`, which processes the request's body. If the body is large, call it in a thread to delay nobody."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
@@ -207,7 +207,7 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Make a model the one that answers a request. If the model is not loaded, load it. Raises RequestError.
+    """Let a model answer a request. If the model is not loaded, load it and wait. Raises RequestError.
 
     Return False if the load takes longer than `patience` seconds. The load then goes on.
     """
@@ -249,8 +249,11 @@ async def prepare(
 ) -> Prepared:
     """Accept a request (see `Service.accept`). For a chat with `retrieval`, search for documents before that.
 
-    Raises RequestError. open_turn, wake: as in `Service.accept`. kind: the prefix of the new answer's id; empty: the
-    prefix of OpenAI's chats and completions. A stream that has already begun has an id, so the answer gets this id.
+    Raises RequestError.
+
+    open_turn, wake: as in `Service.accept`.
+    kind: the prefix of the answer's id; empty: the prefix of OpenAI's chats and completions. If the answer's stream has
+        already begun, it has an id, and `kind` has no effect.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
@@ -415,9 +418,10 @@ PATIENCE = 0.25  # seconds that a stream waits for its model's first load before
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
     """Wrap a handler: read the body, load the model, call the handler, and then stream or collect the generated answer.
 
-    opening: makes the reply for a stream that has to begin before its model is loaded; None: no stream does.
-    chooses: whether to load the model that the body or `?model=` names. A decoded body takes about 20 times the memory
-    of its JSON, so it is freed when the handler returns.
+    A decoded body takes about 20 times the memory of its JSON, so it is freed when the handler returns.
+
+    opening: makes the reply for a stream that begins before its model is loaded; None: no stream does this.
+    chooses: whether to load the model that the body or `?model=` names.
     """
 
     @wraps(handler)

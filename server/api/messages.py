@@ -46,8 +46,8 @@ class CacheControl(Struct, frozen=True):
 class BlocksMessage(Struct, frozen=True):
     """A message of the user or of the model. A message of the user may have the results of tools.
 
-    content: a text or content blocks. Another server may have made the blocks of an earlier answer. documents: as in a
-    message of a chat.
+    content: a text or content blocks. Another server may have made the blocks of an earlier answer.
+    documents: as in a message of a chat.
     """
 
     role: JsonValue = None
@@ -58,8 +58,10 @@ class BlocksMessage(Struct, frozen=True):
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
     """Return the messages in the form of a chat. Raises RequestError.
 
-    orders_documents: true: a block with a document becomes a document that may be reordered; false: it becomes a text.
     Blocks that are not converted here, such as images, stay in the contents: `content.take` reads them later.
+
+    orders_documents: if true, a block with a document becomes a document that may be reordered. Otherwise it becomes a
+        text.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -448,8 +450,8 @@ DELTAS = {
 class _OpenBlock:
     """One block of the answer's content.
 
-    named: the id and the name of a call; empty for other blocks. sealed: if true, the block's text is only in its
-    signature.
+    named: the id and the name of a call; empty for other blocks.
+    sealed: if true, only the block's signature has the text.
     """
 
     type: str
@@ -482,10 +484,10 @@ class _OpenBlock:
 class MessagesReply:
     """The replies of `/v1/messages`.
 
-    num_prompt: the number of the prompt's tokens. The event `message_start` has this number; the number of cached tokens
-    is not known until the end, so the event `message_delta` has it. shows_reasoning: if false, reasoning is sent only
-    inside the signature, which the client sends back with the history. has_started: whether `message_start` was sent
-    before the model was loaded.
+    num_prompt: the number of the prompt's tokens, which the event `message_start` shows. The number of cached tokens is
+        not known then, so the later event `message_delta` shows it.
+    shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back with the history.
+    has_started: whether the event `message_start` was sent before the model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:

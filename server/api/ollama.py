@@ -38,9 +38,11 @@ KeepAlive = float | str
 class OllamaMessage(Struct, frozen=True):
     """A message.
 
-    tool_name, name: the name of the tool, if the message has a tool's result. images: refused if the last message is a
-    user's and has images. In other messages, images become parts of the content. Fields may have values that Ollama
-    does not allow, such as a list of parts: `content.take` reads them.
+    A field may have a value that Ollama's API does not allow, such as a list of parts: `content.take` reads it.
+
+    tool_name, name: the name of the tool, if the message has a tool's result.
+    images: images of the message. They become parts of its content. If the last message is a user's, its images are
+        refused.
     """
 
     role: JsonValue = None
@@ -143,8 +145,9 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
     """`POST /api/chat`.
 
-    A request without messages only loads or unloads the model. Ollama's API has no `tool_choice`: the field has the
-    meaning of OpenAI's.
+    A request without messages only loads or unloads the model.
+
+    tool_choice: as in OpenAI's API. Ollama's API has no such field.
     """
 
     messages: tuple[OllamaMessage, ...] = ()
@@ -252,8 +255,8 @@ Said = dict[str, JsonValue]
 class OllamaReply:
     """The replies of `/api/chat` and `/api/generate`.
 
-    has_message: whether the text is in an object `message`, as in a chat. began: the value of `perf_counter` at the
-    start of the request.
+    began: the value of `perf_counter` at the start of the request.
+    has_message: whether the text is in an object `message`, as in a chat.
     """
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:

@@ -126,7 +126,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 
 def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. The digest is made of the sizes and times of its files, not of their contents."""
+    """Return a model as Ollama lists it. The digest covers the sizes and times of the model's files, not their contents."""
     stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -136,7 +136,7 @@ def _listed(name: str, model: Model) -> Fields:
 
 
 def _dated(stamps: Sequence[Stamp]) -> Fields:
-    """Return the time of the last change of a model's files, and a digest of their stamps."""
+    """Return the time of the last change of a model's files, and a digest of the files' sizes and times."""
     last = max((stamp[3] for stamp in stamps), default=0)
     changed = written(datetime.fromtimestamp(last / 1e9, UTC))
     return {"modified_at": changed, "digest": sha256(repr(stamps).encode()).hexdigest()}

@@ -37,7 +37,7 @@ class Probabilities:
     empty. If a stop string begins in a token, the token's text ends before the stop string.
 
     piece: returns the bytes of a token.
-    after: true: write the probabilities after the samplers; false: write the logarithms of the probabilities before them.
+    after: whether to write the probabilities after the samplers, instead of the logarithms of the model's probabilities.
     num_prompt: the number of the prompt's tokens, if the choice starts with its prompt; else 0.
     spelling: like `piece`, but for control tokens in the prompt.
     """
@@ -358,7 +358,7 @@ class ChoicesReply:
 
 
 def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
-    """Return the field `__verbose`, which shows the answer as `/completion` would. Return no field if it is off."""
+    """Return the field `__verbose`, which shows the answer as `/completion` would. Without `verbose`, return no field."""
     return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
 
 

@@ -1,8 +1,8 @@
 """Converts items of OpenAI's Responses to messages of a chat, and back.
 
 In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. Items
-of the history that cannot be read are left out and counted. If the user's last message cannot be read, the request is
-refused.
+of the history that cannot be read are left out and counted. If the input ends with a message of the user that cannot be
+read, the request is refused.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Add an item of any other type, such as a tool result of another server, to the content of the model's message.
+        """Add an item that has a type without a method of its own, such as the result of a tool on another server.
 
-        If the item has no text, leave it out.
+        The item becomes a part of the content of the model's message. If the item has no text, leave it out.
         """
         if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
             self._leave_out(item)

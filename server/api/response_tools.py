@@ -166,9 +166,10 @@ _WHOLE = re.compile(  # whole characters and whole escapes; a surrogate pair is 
 
 
 class FreeText:
-    """Reads the free text of one call while the call's arguments arrive: a JSON object with the text in its first field.
+    """Reads the free text of one call while the call's arguments arrive.
 
-    If the arguments have another form, `push` returns nothing and `finish` returns what `free_text` finds.
+    The arguments should be a JSON object that starts with the field `input`, which has the text. If they have another
+    form, `push` returns nothing, and `finish` returns the result of `free_text`.
     """
 
     def __init__(self) -> None:
@@ -204,7 +205,8 @@ class FreeText:
 def free_text(arguments: str) -> str:
     """Return the free text in the complete arguments of a call.
 
-    This is the only value of a JSON object, if this value is a text. Otherwise return the arguments unchanged.
+    If the arguments are a JSON object whose only value is a text, return this text. Otherwise return the arguments
+    unchanged.
     """
     try:
         given = decode_json(arguments)

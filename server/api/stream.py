@@ -27,10 +27,11 @@ def early_of(request: Request) -> ReplyFormat | None:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. When it ends or the client disconnects, call `disconnect` for each generation.
+    """Streams the events of generations. At the end or at a disconnect, `disconnect` is called for each generation.
 
-    later: waits until the model is loaded, and returns the reply with the generations, or a response that is not
-    streamed. Until then the stream has only pings, which `reply` makes; `reply` then has no generations.
+    reply: makes the events. If there is `later`, this reply has no generations and makes only pings.
+    later: waits until the model is loaded. It returns the reply that makes all further events, or a response that is
+        sent as it is.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ class LikelyPrefixes:
         self._left = None
 
     def forget(self, scope: str) -> None:
-        """Handle that a scope was dropped. If the likely prefixes have this scope, compute none until `renew` is called."""
+        """Handle the drop of a scope. If the likely prefixes have this scope, compute none until `renew` is called."""
         if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0

@@ -92,14 +92,14 @@ class ModelEntry:
     """A model and its state.
 
     loaded: the model with its parts; None before the first load.
-    opening: a future with the result or the error of the first load.
+    opening: a future with the result of the first load; None if that load has not been requested or has failed.
     checking: the task that checks the model's files before a later load.
     closing: if the file's content has changed, the task that frees the model that was in the file before.
     value: the state: `unloaded`, `loading`, `loaded` or `failed`.
     is_ending: whether the model's turn is about to end.
     failure: why the model failed.
-    stamps: the stamps of the files at the last attempt at a first load. If it failed, it is not tried again until the
-        files change.
+    stamps: the stamps of the files at the last attempt at a first load. A failed attempt is not repeated until the files
+        change.
     num_turns: how many turns the model has had.
     num_bytes: the size of the weights and the cells; 0 before the first load.
     head: the result of `Models.look`; None before the first call.
@@ -206,7 +206,7 @@ class Opener(Protocol):
         ...
 
     def start(self, loaded: Loaded) -> None:
-        """Start the engine of a model that `Models.adopt` has taken over."""
+        """Start the engine of a loaded model. Called after `Models.adopt`."""
         ...
 
 
@@ -245,7 +245,8 @@ class Models:
     def find(self, name: str | None) -> ModelEntry:
         """Return the model of this name. Without a name, return the first model.
 
-        If the name is unknown, return the first model if the settings accept any name. Otherwise raise RequestError 404.
+        If the name is unknown and several models are served, raise RequestError 404, unless the settings accept any name.
+        In all other cases an unknown name stands for the first model.
         """
         if not name:
             return self.first

@@ -213,8 +213,8 @@ class Service:
         """Prefill the text that precedes a chat's last documents, before the chat is sent. Raises RequestError.
 
         Return False if the text is cached or too short, if no slot is idle, or if too many prompts wait to be computed
-        ahead. A text is too short if its batch would have fewer than `recompute_last` tokens: its KV would be rounded
-        differently in such a batch than as a part of the whole prompt.
+        ahead. A text of fewer than `recompute_last` tokens is too short: in such a small batch its KV would be rounded
+        differently than in the batch of a whole prompt.
 
         key, num_bytes: as in `prefetch`.
         """
@@ -264,9 +264,9 @@ class Service:
     def disconnect(self, generation: Generation) -> None:
         """Handle a client's disconnect: abandon its generation, or let the generation go on if the request wants that.
 
-        A generation that goes on without its client is unattended. Each conversation has at most one unattended
-        generation. All of them together may be half of `max_open`. If there are more, the client with the most unattended
-        generations loses its oldest one.
+        A generation that goes on without its client is called unattended. Each conversation has at most one unattended
+        generation. In all conversations together, at most half of `max_open` generations may be unattended. If there are
+        more, the client with the most unattended generations loses its oldest one.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -395,9 +395,10 @@ class Service:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a prompt of a session. If it quotes the answer to an earlier prompt, let the earlier KV be evicted first.
+        """Remember a prompt of a session, and retire earlier prompts whose answers it quotes.
 
-        For example, an agent quotes the answer of its sub-agent, whose prompt is then no longer needed.
+        For example, an agent quotes the answer of its sub-agent. The sub-agent's prompt is then no longer needed, so KV
+        that only this prompt uses is evicted before all other KV.
 
         entries: the messages of the prompt, and its answer.
         """
