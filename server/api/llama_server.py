@@ -50,7 +50,7 @@ async def set_adapters(request: Request) -> Response:
     with Reservation(bodies) as room:
         body = (await bodies.read(request, room)).removeprefix(MARK)
         given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
-        asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
+        asked = await asyncio.to_thread(decode, given, AdapterScales)  # the body may be large
     with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)
     return JsonReply({"success": True})
 

@@ -264,7 +264,7 @@ class OllamaReply:
         self._reader = envelope.reader()
         self._probabilities = envelope.probabilities()
         self._unsent: list[Raw] = []  # tokens with their logprobs, for the next line
-        self._call: tuple[CallStart, list[str]] | None = None  # the call that is not whole yet
+        self._call: tuple[CallStart, list[str]] | None = None  # the call whose arguments are still arriving
 
     def begin(self) -> list[bytes]:
         return self.ping()

@@ -72,7 +72,8 @@ class SharedPrefix:
         """
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately also attends to the prefix alone, so its chats need no prefixes of their own.
+        # A document that is read separately attends only to the prefix, like the first document of any other chat. So these
+        # prefixes also serve chats whose documents are read separately.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
