@@ -27,7 +27,7 @@ from .stream import collect
 async def warm(request: Request, asked: WarmRequest) -> Response:
     """Prefill the prompt of a chat (messages, documents) and keep it in the cache; generate nothing.
 
-    With `pin` the prompt is evicted last. The pin lasts for `ttl` seconds, or until the server stops.
+    With `pin`, the prompt is pinned for `ttl` seconds; without `ttl`, until the server stops. Pinned KV is evicted last.
     """
     service = service_of(request)
     if not (service.model.can_trim or service.view.keeps_snapshots):
@@ -56,9 +56,10 @@ async def contents(request: Request) -> Response:
 
 
 async def drop(request: Request) -> Response:
-    """Drop the cached KV of a scope and its queued idle prefill.
+    """Drop the cached KV of a scope, and the idle prefill that is queued for the scope.
 
-    KV that running requests use is kept. All models drop the scope, unless the request names one model.
+    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped; otherwise
+    the KV of all models is.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])
@@ -74,7 +75,7 @@ async def _drop(service: Service, scope: str) -> int:
 
 
 async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> int:
-    """Pin a warmed prompt, or end its pin. Return how many of the prompt's tokens are pinned now."""
+    """Pin a warmed prompt, or unpin it if `pin` is false. Return how many of the prompt's tokens are pinned now."""
     if asked.pin:
         return await service.view.pin(generation, asked.ttl or inf)
     await service.view.unpin(generation)
@@ -84,7 +85,7 @@ async def _pin(service: Service, generation: Generation, asked: WarmRequest) -> 
 async def end_session(request: Request) -> Response:
     """End a session (`?scope=`): KV that only this session uses is evicted before all other KV.
 
-    All models end the session, unless the request names one model.
+    If the request names a model, the session ends for this model only; otherwise it ends for all models.
     """
     id, scope = request.path_params["id"], scope_of(request)
     retired = [await _end_session(service, scope, id) for service in services_of(request)]
@@ -94,9 +95,9 @@ async def end_session(request: Request) -> Response:
 
 
 async def _end_session(service: Service, scope: str, id: str) -> int | None:
-    """End a session for one model. Return how many of its tokens will now be evicted first.
+    """End a session for one model. Return the number of tokens whose KV will be evicted before all other KV.
 
-    None: the model has had no request of the session.
+    The result is None if the model has had no request of this session.
     """
     is_known = service.sessions.knows((scope, id))
     branches = service.sessions.forget(scope, id)
@@ -111,7 +112,8 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 async def show_conversation(request: Request) -> Response:
     """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    Its messages end with the answer that the next request will continue.
+    A conversation may have several branches. The messages are those of the branch that the next request continues if it
+    names no answer.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)
@@ -161,7 +163,10 @@ def _unknown(id: str) -> RequestError:
 
 
 async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
-    """Order the documents of a chat, or documents alone. This is a dry run: the cache does not change."""
+    """Return the order that the documents of a chat would have now. Documents without a chat can be ordered, too.
+
+    This is a dry run: the cache does not change.
+    """
     if not asked.messages:
         asked = replace_fields(asked, messages=[{"role": "user", "content": "?"}])
     predicted = await predict(request, asked)
@@ -195,7 +200,10 @@ async def order(request: Request, asked: DocumentsOrderRequest) -> Response:
 
 
 async def speculate(request: Request, asked: SpeculateRequest) -> Response:
-    """Prefill the system prompt, the history and the documents that are known so far, if a slot is idle."""
+    """Prefill the system prompt, the history and the documents that are known so far.
+
+    If no slot is idle or too many prompts wait, nothing is prefilled, and the answer's state is `skipped`.
+    """
     service = service_of(request)
     if service.is_full:
         return _answer(asked, "skipped")
@@ -208,7 +216,7 @@ async def speculate(request: Request, asked: SpeculateRequest) -> Response:
 
 
 async def forget_speculation(request: Request) -> Response:
-    """Stop a speculative prefill, because its chat will not be sent (`?id=`, `?scope=`)."""
+    """Stop a speculative prefill whose chat will not be sent (`?id=`, `?scope=`)."""
     service, query = service_of(request), request.query_params
     scope, name = scope_of(request), query.get("id", "default")
     if len(name) > MAX_NAME:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the handlers, the whole message, and the chunks of a stream."""
+"""OpenAI's chat completions: the handlers, and the answers, which are sent as one object or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CLOSING = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class ChatReply(ChoicesReply):
-    """The replies of `/v1/chat/completions`: chunks with a `delta`, or a whole message.
+    """The replies of `/v1/chat/completions`: chunks with a `delta`, or one object with a `message`.
 
-    customs: the names of the tools that take a free text instead of JSON arguments.
+    customs: the names of the tools that take free text instead of JSON arguments.
     """
 
     def __init__(self, envelope: ResponseMeta, customs: frozenset[str] = frozenset()) -> None:
@@ -86,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return one chunk for each fragment. times: the timings so far, which each chunk repeats; may be empty."""
+        """Return one chunk for each fragment. times: the field `timings`, which each chunk gets; empty: no chunk gets it."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -98,7 +98,7 @@ class ChatReply(ChoicesReply):
         return sent
 
     def _delta(self, index: int, fragment: Fragment) -> Fields:
-        """Return the delta of a fragment for a client whose tools include some with free text."""
+        """Return the delta of a fragment. This method is used if some of the client's tools take free text."""
         texts = self._texts[index]
         match fragment:
             case CallStart(at, id, name) if name in self._customs:
@@ -116,7 +116,7 @@ class ChatReply(ChoicesReply):
         return self._chunk([self._choice_with_logprobs(index, delta)], times)
 
     def _choice_with_logprobs(self, index: int, delta: Fields, reason: str | None = None) -> Fields:
-        """Return a choice with the logprobs that are not sent yet. They count as sent afterwards."""
+        """Return a choice that has all unsent logprobs, and mark these logprobs as sent."""
         entries, self._unsent[index] = self._unsent[index], []
         return {"index": index, "delta": delta, "logprobs": _logprobs(entries), "finish_reason": reason}
 
@@ -125,7 +125,7 @@ class ChatReply(ChoicesReply):
 
 
 def finish_reason(end: End, has_calls: bool) -> str:
-    """Return why a chat's answer ended: `tool_calls` for a complete answer with calls, else the reason in `end`."""
+    """Return why a chat's answer ended: `tool_calls` if it is complete and has calls, else the reason in `end`."""
     return "tool_calls" if has_calls and end.reason == "stop" else end.reason
 
 
@@ -182,12 +182,15 @@ async def create(request: Request, asked: ChatRequest) -> ReplyFormat:
 
 
 def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
-    """Return the whole object of a streamed answer, as JSON. Any thread may call this function."""
+    """Return a streamed answer as the JSON that an unstreamed request would get. Any thread may call this function."""
     return encode(reply.whole([WholeAnswer((Delta("".join(generation.parts)),), end)]))
 
 
 async def show(request: Request) -> Response:
-    """Show an answer that was stored because of `on_disconnect`, or the text so far of a running answer (`?scope=`)."""
+    """Show a stored answer, or the text so far of an answer that is still generated (`?scope=`).
+
+    Answers are stored if the request sets `on_disconnect` to `finish`.
+    """
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):
@@ -201,7 +204,7 @@ async def show(request: Request) -> Response:
 
 
 def _content(text: str, reader: AnswerReader) -> str:
-    """Return the content in the text of an unfinished answer."""
+    """Return the content of an unfinished answer: its text without reasoning and tool calls."""
     return "".join(fragment.text for fragment in reader.push(text) if isinstance(fragment, ContentText))
 
 
@@ -210,7 +213,7 @@ def _is_chat(id: str) -> bool:
 
 
 async def forget(request: Request) -> Response:
-    """Stop a running answer, or delete a stored one (`?scope=`)."""
+    """Stop a running answer, or delete a stored answer (`?scope=`)."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if _is_chat(id) and (generation := service.find_open(scope, id)):

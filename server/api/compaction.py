@@ -1,4 +1,7 @@
-"""Compactions of OpenAI's Responses: a summary of a history, sealed in an item that later requests send back."""
+"""Compactions of OpenAI's Responses: the model summarises a history.
+
+The summary is sealed in an item, which later requests send back.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ def triggers(items: object) -> bool:
 
 
 def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
-    """Return the chat that answers a request for a summary, and a warning for the request's fields that it ignores.
+    """Return the chat that makes the model write a summary, and a warning if this chat ignores fields of the request.
 
     The prompt keeps the tools, so that it shares the KV of the history, but the answer cannot call them. Raises
-    RequestError if there is nothing to summarise, or if the limit leaves no token for a summary.
+    RequestError if there is nothing to summarise, or if the request's limit of tokens is 0.
     """
     if len(chat.messages) == 1 and chat.previous_response_id is None and chat.conversation is None:
         raise RequestError("input has nothing to summarise: expected at least one message or result", param="input")
@@ -48,9 +51,10 @@ def summarising(chat: ResponseChat) -> tuple[ResponseChat, tuple[str, ...]]:
 
 
 def kept_items(items: Iterable[JsonValue], suffix: str) -> Iterator[Fields]:
-    """Yield the messages of an input that its shortened form keeps: those whose role is in `KEPT`.
+    """Yield the messages that remain when an input is shortened: the messages whose role is in `KEPT`.
 
-    Texts become lists of parts, and missing fields are added. suffix: a part of the ids of items that had no id.
+    Texts become lists of parts, and missing fields are added. suffix: a part of the ids that are made for items without
+    an id.
     """
     for at, item in enumerate(items):
         if isinstance(item, str):
@@ -70,11 +74,11 @@ class CompactionOutput:
         self._id, self._texts = f"cmp_{suffix}", list[str]()
 
     def status(self, end: End) -> str:
-        """Return `completed`, even for a summary that was cut. The response then has a warning about the cut."""
+        """Return `completed`, even if the summary was cut. For a cut summary, the response has a warning."""
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events of a fragment. No event has the summary's text."""
+        """Yield the events for a fragment of the summary. The events do not have its text."""
         if isinstance(fragment, ContentText):
             if not self._texts:
                 yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}

@@ -88,9 +88,9 @@ class NativeReply:
         return bodies[0] if made.num_choices == 1 else bodies
 
     def _no_logprobs(self, index: int) -> Fields:
-        """Return the field for probabilities with an empty list, if the request asks for probabilities.
+        """Return the field `completion_probabilities` for a piece whose tokens belong to a stop string: an empty list.
 
-        The tokens of a stop string have no probabilities.
+        If the request does not ask for probabilities, return no field.
         """
         return {} if self.envelope.generations[index].sampling.n_probs is None else {"completion_probabilities": []}
 
@@ -127,7 +127,7 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
 
 
 def _with(*entries: msgspec.Raw | None) -> Fields:
-    """Return the field `completion_probabilities` with the entries that are not None; no field if there are none."""
+    """Return the field `completion_probabilities` with the entries other than None. Without such entries, return {}."""
     given = [entry for entry in entries if entry is not None]
     return {"completion_probabilities": given} if given else {}
 
@@ -138,7 +138,8 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    If an answer starts with its prompt and the prompt's logprobs, its text consists of the texts of its tokens.
+    Some answers start with their prompt and its logprobs. The text of such an answer is joined from the texts of its
+    tokens, so that text and logprobs agree.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -200,7 +201,7 @@ PIECE = 50_000  # tokens that are encoded at a time
 
 
 class TokenizeRequest(msgspec.Struct):
-    """`POST /tokenize`. content: a text, a list of token ids, or a list that mixes texts and ids."""
+    """`POST /tokenize`. content: a text, a list of token ids, or a list of both."""
 
     content: str | list[JsonValue]
     add_special: bool = False
@@ -229,7 +230,7 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt, with its documents in the order that a request would give them now."""
+    """Render a chat as one prompt. Its documents have the order that they would have if the chat were sent now."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))
@@ -243,9 +244,9 @@ def _tokens(vectors: Vectors, asked: TokenizeRequest) -> np.ndarray:
 
 
 def _encode_tokens(tokens: np.ndarray, spelling: Callable[[int], bytes] | None) -> bytes:
-    """Encode tokens piece by piece, since all other threads wait while a piece is encoded.
+    """Encode tokens as JSON, `PIECE` tokens at a time, because all other threads wait while the encoder runs.
 
-    spelling: returns the bytes of a token, if the client wants them.
+    spelling: returns the bytes of a token; None: the client wants only the ids.
     """
     pieces = (encode(_shown(tokens[at : at + PIECE].tolist(), spelling))[1:-1] for at in range(0, len(tokens), PIECE))
     return b'{"tokens":[' + b",".join(pieces) + b"]}"
@@ -256,7 +257,7 @@ def _shown(tokens: list[int], spelling: Callable[[int], bytes] | None) -> list[o
 
 
 def _piece(spelling: bytes) -> str | list[int]:
-    """Return the text of a token, or its bytes if they are not whole characters."""
+    """Return the text of a token, or a list of its bytes if they are not whole characters."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:
@@ -272,7 +273,7 @@ def _encode_text(vectors: Vectors, tokens: list[int]) -> bytes:
 
 
 def _encode_prompt(service: Service, tokens: np.ndarray) -> bytes:
-    """Encode a prompt as a text. `/completion` makes the same tokens of this text.
+    """Encode a prompt as a text that `/completion` turns into the same tokens.
 
     The text has no BOS, because `/completion` adds it.
     """

@@ -73,7 +73,7 @@ def _shown(file: Attachment) -> Fields:
 
 
 def _kept(files: Attachments, file: Attachment) -> Fields:
-    """Return the state of a kept file, and the stages that search it."""
+    """Return the state of a kept file, and the stages of a search in it (by words only, or also by vectors)."""
     state: Fields = {"state": file.state, "stages": files.stages(file)}
     if file.state == EMBEDDING:
         state["progress"] = {"unit": "documents", "done": file.num_vectors, "total": file.num_embedded}
@@ -85,7 +85,10 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 
 
 def _measure(file: Attachment) -> list[str]:
-    """Count the letters of a file. Return its first texts, up to `MOST_COUNTED` letters, as a sample for its tokens."""
+    """Count the letters of a file. Return the file's first texts, up to `MOST_COUNTED` letters.
+
+    From these texts the caller estimates the number of the file's tokens.
+    """
     sample: list[str] = []
     file.letters = 0
     for part in file.parts():
@@ -123,7 +126,7 @@ async def _take(request: Request) -> Attachment:
 
 
 def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
-    """Return the name and the bytes of the field `file` of a form. Raises RequestError."""
+    """Return the file's name and its bytes from the field `file` of a form. Raises RequestError."""
     try:
         boundary = _header("content-type", kind[:MOST_HEAD]).get_boundary()
         if boundary:
@@ -141,7 +144,10 @@ def _file_in(body: bytes, kind: str) -> tuple[str, bytes]:
 
 
 def _disposition(head: bytes) -> Message:
-    """Return the content-disposition of a form's field, which names the field and its file; empty if there is none."""
+    """Return the content-disposition header of a form's field, or an empty message if the field has none.
+
+    The header has the name of the field and the name of the file.
+    """
     for line in head.decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.lower() == "content-disposition":
@@ -150,7 +156,7 @@ def _disposition(head: bytes) -> Message:
 
 
 def _header(name: str, value: str) -> Message:
-    """Return an email message with this one header. Python's email messages parse the parameters of a header."""
+    """Return an email message with this one header, because Python's email package can parse a header's parameters."""
     message = Message()
     message[name] = value
     return message

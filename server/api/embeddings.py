@@ -50,19 +50,19 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> Literal["start", "end"] | None:
-        """The end at which a text that is too long is cut; None: the text is refused."""
+        """Where a text that is too long loses tokens: at its start or its end. None: such a text is refused."""
         side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
         return None if side == "none" else cast(Literal["start", "end"], side)
 
 
 class RerankDocument(Struct, frozen=True):
-    """A document of a `RerankRequest` whose text is in a field."""
+    """A document of a `RerankRequest` that is an object with a text."""
 
     text: str
 
 
 class RerankRequest(VectorRequest, frozen=True, kw_only=True):
-    """`POST /v1/rerank`. The texts are in `documents`, as at Jina and Cohere, or in `texts`, as at TEI."""
+    """`POST /v1/rerank`. The texts are in `documents` (the form of Jina and Cohere) or in `texts` (the form of TEI)."""
 
     query: str
     documents: list[str | RerankDocument] | None = None
@@ -89,7 +89,7 @@ MAX_NUMBERS = 1 << 23  # numbers in an answer without pooling, which has a vecto
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's form.
 
-    A request with `content` instead of `input` gets llama-server's form, as it does from llama-server.
+    If the request has `content` instead of `input`, return them in llama-server's form, as llama-server does.
     """
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
@@ -122,9 +122,9 @@ async def native(request: Request, asked: EmbeddingRequest) -> Response:
 
 
 async def compute(request: Request, worker: EmbeddingWorker, asked: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
-    """Return the vectors, with the dimensions and the norm of the request, and the number of tokens in its texts.
+    """Return the vectors of a request's texts, and the number of tokens in the texts. Raises RequestError.
 
-    Raises RequestError.
+    The vectors are cut to the request's `dimensions` and normalised as the request wants.
     """
     return await while_connected(request, _compute(vectors_of(request), worker, asked, request.state.num_bytes))
 
@@ -183,7 +183,7 @@ def _encode_native(computed: list[np.ndarray]) -> bytes:
 
 
 async def rerank(request: Request, asked: RerankRequest) -> Response:
-    """Return the scores of the documents, the best first. A request with `texts` gets a bare list, TEI's form."""
+    """Return the scores of the documents, the best first. For a request with `texts`, return TEI's form: only a list."""
     vectors = vectors_of(request)
     worker = vectors.ranker()
     passages = asked.passages()
@@ -207,7 +207,7 @@ def _result(asked: RerankRequest, at: int, score: float, passage: str) -> Fields
 async def _score(
     vectors: Vectors, worker: EmbeddingWorker, asked: RerankRequest, passages: list[str], *, num_bytes: int
 ) -> tuple[list[float], int]:
-    """Return a score for each document, and the number of tokens."""
+    """Return a score for each document, and the number of tokens that were computed."""
     name = "documents" if asked.texts is None else "texts"
     made = await vectors.threads.run(num_bytes, worker.pairs, asked.query, passages, name=name)
     return [float(scores[0]) for scores in await worker.compute(made)], sum(map(len, made))

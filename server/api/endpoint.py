@@ -58,16 +58,18 @@ T = TypeVar("T")
 
 
 class VectorRequest(Struct, frozen=True):
-    """A body for an embedding model or a reranker, which may run next to the models that take turns on the device."""
+    """The body of a request to an embedding model or a reranker.
+
+    Such a model may run next to the models that take turns on the device.
+    """
 
     model: str | None = None
 
 
 async def read_body(request: Request, kind: type[R]) -> R:
-    """Return the body, decoded as `kind`. A large body is decoded in a thread.
+    """Return the body, decoded as `kind`. A large body is decoded in a thread. Raises RequestError, ClientDisconnect.
 
-    Raises RequestError and ClientDisconnect. Afterwards `request.state` has the body's length as `num_bytes`, and a
-    warning for each unknown field as `warnings`.
+    Set `num_bytes` in `request.state` to the body's length, and `warnings` to a warning for each unknown field.
     """
     state = request.app.state.app
     with Reservation(state.bodies) as room:  # held until the body is decoded: a body that waits for a thread takes memory
@@ -109,7 +111,7 @@ def page(items: list[Fields], request: Request) -> Fields:
 
 
 def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
-    """Return the whole object of a stored answer, as JSON. Raises RequestError 404.
+    """Return a stored answer as JSON. Raises RequestError 404 if there is none.
 
     kind: the prefix that the answer's id must have.
     """
@@ -120,7 +122,7 @@ def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
 
 
 def not_stored(id: str) -> RequestError:
-    """Return the error for an id without a stored answer."""
+    """Return the error for an id of which no answer is stored."""
     return RequestError(
         f"no response {id[:80]!r} is stored in this scope: expected a stored response's id, and its cache_scope as ?scope=",
         status=404,
@@ -130,7 +132,7 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of `work` on a body. For a large body, `work` runs in a thread and does not delay other requests."""
+    """Call `work`, which processes the request's body. If the body is large, call it in a thread to delay nobody."""
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
@@ -142,12 +144,15 @@ def scope_of(request: Request) -> str:
 
 
 def vectors_of(request: Request) -> Vectors:
-    """Return the models for vectors and scores. Raises RequestError 503 while the first model loads."""
+    """Return the models that compute vectors and rerank scores for this request. Raises RequestError as `loaded_of`."""
     return loaded_of(request).vectors
 
 
 def service_of(request: Request) -> Service:
-    """Return the service of the request's model. Raises RequestError like `loaded_of`, and 501 for an encoder."""
+    """Return the service of the request's model.
+
+    Raises the errors of `loaded_of`, and RequestError 501 if the model is an encoder, which generates no text.
+    """
     return loaded_of(request).service or request.app.state.app.ready()
 
 
@@ -161,7 +166,7 @@ def services_of(request: Request) -> list[Service]:
 
 
 def answer_service_of(request: Request, scope: str, id: str) -> Service:
-    """Return the service that generates or stores an answer, or else the first service in `services_of`.
+    """Return the service that generates or stores an answer. If there is none, return the first one of `services_of`.
 
     Raises RequestError.
     """
@@ -171,10 +176,10 @@ def answer_service_of(request: Request, scope: str, id: str) -> Service:
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return the loaded model that a request names in its body or in `?model=`, or else the first model.
+    """Return the loaded model that a request names in its body or in `?model=`. Without a name, return the first model.
 
-    Raises RequestError 503 while the first model loads, 404 for an unknown model, and 503 for a model that is not
-    loaded.
+    Raises RequestError 404 if the name is unknown, and 503 if the named model is not loaded or the first model is still
+    loading.
     """
     loaded: Loaded | None = getattr(request.state, "loaded", None)
     if loaded is not None:
@@ -187,10 +192,10 @@ def loaded_of(request: Request) -> Loaded:
 
 
 def _entry_of(request: Request, asked: object) -> ModelEntry | None:
-    """Return the model that the body or `?model=` names.
+    """Return the model that the body or `?model=` names; None if no model has to be loaded for the request.
 
-    None: the body has no field for a model, or the named model is an embedding model or a reranker next to the first
-    model. Raises RequestError 404, or 503 while the first model loads.
+    No model has to be loaded if the body has no field for a model, or if it names an embedding model or a reranker that
+    runs next to the first model. Raises RequestError 404 for an unknown name, and 503 while the first model loads.
     """
     if not hasattr(asked, "model"):
         return None
@@ -202,9 +207,9 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Choose the model that answers a request, and load it first if it is not loaded. Raises RequestError 503.
+    """Let a model answer a request. If the model is not loaded, load it and wait. Raises RequestError.
 
-    False: the load takes longer than `patience` seconds.
+    Return False if the load takes longer than `patience` seconds. The load then goes on.
     """
     loaded = entry.loaded
     try:
@@ -224,7 +229,7 @@ def models_of(request: Request) -> Models:
 
 
 def _name_in(request: Request, asked: object) -> str | None:
-    """Return the name of the model that a request asks for, if it names one."""
+    """Return the model's name in the body or in `?model=`; None if neither names a model."""
     return getattr(asked, "model", None) or request.query_params.get("model")
 
 
@@ -242,10 +247,13 @@ async def prepare(
     kind: str = "",
     wake: Callable[[Sleep], None] = Sleep.wake,
 ) -> Prepared:
-    """Accept a request (see `Service.accept`); for a chat with `retrieval`, first search for documents.
+    """Accept a request (see `Service.accept`). For a chat with `retrieval`, search for documents before that.
 
-    Raises RequestError. open_turn, wake: as in `Service.accept`. kind: the prefix of the answer's id; empty: OpenAI's
-    prefix. If the stream has already begun, the answer has the stream's id.
+    Raises RequestError.
+
+    open_turn, wake: as in `Service.accept`.
+    kind: the prefix of the answer's id; empty: the prefix of OpenAI's chats and completions. If the answer's stream has
+        already begun, it has an id, and `kind` has no effect.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""
@@ -261,22 +269,22 @@ async def prepare(
 
 
 async def predict(request: Request, asked: ChatRequest) -> Prediction:
-    """Return the prompt that a chat would have now, how much of it is cached, and the gain from its document order."""
+    """Return the prompt that a chat would have now, how much of it is cached, and what its document order gains."""
     service, prepared = service_of(request), await prepare(request, asked, wake=Sleep.expect)
     return await service.view.predict(prepared.prompt, service.submitter.scope_of_dry_run(asked))
 
 
 async def count_prompt(request: Request, asked: ChatRequest) -> dict[str, int]:
-    """Count the tokens that the prompt of a chat would have now."""
+    """Count the tokens of the prompt that a chat would have now."""
     return {"input_tokens": len((await predict(request, asked)).layout.tokens)}
 
 
 async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> tuple[ChatRequest, SearchReport]:
-    """Return the chat with the documents that a search finds for it, and the report of the search.
+    """Search documents for a chat. Return the chat with the documents found, and the report of the search.
 
-    While the search runs, the prompt before the documents is prefilled. While later stages run, the chat with the
-    documents found so far is prefilled. Nothing is prefilled for a chat that may not be cached, or if `computes` is
-    false, as in a dry run.
+    While the first stage of the search runs, the part of the prompt before the documents is prefilled. During each later
+    stage, the chat is prefilled with the documents of the stage before it. Nothing is prefilled if the chat may not be
+    cached, or if `computes` is false, as in a dry run.
     """
     service, wish = service_of(request), wish_of(asked)
     folder_index = _folder_of(request, service) if wish.searches_folder else None
@@ -370,7 +378,10 @@ def begin_answer(request: Request, prepared: Prepared) -> ResponseMeta:
 
 
 def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
-    """Return a function that makes the reader of a choice. The reader drops reasoning that the client does not want."""
+    """Return a function that makes a reader for the text of a choice.
+
+    If the client does not want reasoning, the reader drops it.
+    """
     if prepared.turn is None:
         return Plain
     read, options = prepared.turn.chat.shown_reader, prepared.options
@@ -379,7 +390,10 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
 
 
 def _warn_of_cache(request: Request, prepared: Prepared) -> None:
-    """Tell a client once how many tokens the cache would have saved, if its requests never mention the cache."""
+    """Warn a client, once, if its uncached prompts start with the same tokens, so that the cache would save time.
+
+    There is no warning if the request says whether it wants the cache, or if prompts of this model cannot be cached.
+    """
     service, options = service_of(request), prepared.options
     submitter = service.submitter
     if options.cache_prompt is not None or submitter.caches(options) or not submitter.can_reuse:
@@ -404,9 +418,10 @@ PATIENCE = 0.25  # seconds that a stream waits for its model's first load before
 def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = None, chooses: bool = True) -> Handler:
     """Wrap a handler: read the body, load the model, call the handler, and then stream or collect the generated answer.
 
-    opening: makes the reply of a stream that begins before its model is loaded. chooses: whether to load the model that
-    the body names. A decoded body is freed when the handler returns, since it takes about 20 times the memory of its
-    JSON.
+    A decoded body takes about 20 times the memory of its JSON, so it is freed when the handler returns.
+
+    opening: makes the reply for a stream that begins before its model is loaded; None: no stream does this.
+    chooses: whether to load the model that the body or `?model=` names.
     """
 
     @wraps(handler)
@@ -445,7 +460,7 @@ def early_meta(request: Request, asked: Options, kind: str) -> ResponseMeta:
 
 
 def _in_session(request: Request, asked: R) -> R:
-    """Return the body with the session in the header `X-Session-Id`. A session in the body takes precedence."""
+    """Return the body with the session of the header `X-Session-Id`, unless the body itself has a session."""
     session = request.headers.get("x-session-id", "")[:MAX_NAME]
     if not session or not isinstance(asked, Options) or asked.session_id is not None:
         return asked
@@ -453,7 +468,7 @@ def _in_session(request: Request, asked: R) -> R:
 
 
 async def _refusing(handler: Handler, request: Request, asked: object) -> Response | ReplyFormat:
-    """Return the result of a handler. If an equal body was recently refused as too long, refuse this body at once.
+    """Call a handler. If an equal body was recently refused as too long, refuse the body without calling the handler.
 
     Raises RequestError.
     """
@@ -490,7 +505,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel `work` and raise RequestError 499."""
+    """Return the result of `work`. If the client disconnects before that, cancel `work` and raise RequestError 499."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(request))
     try:

@@ -34,7 +34,7 @@ from .reply import JsonReply
 
 
 async def adapters(request: Request) -> Response:
-    """List the LoRA adapters with their default scales, which apply to requests that set none."""
+    """List the LoRA adapters with their default scales. A default scale applies to requests that set no scales."""
     adapters = service_of(request).submitter.adapters
     return JsonReply(
         [
@@ -50,7 +50,7 @@ async def set_adapters(request: Request) -> Response:
     with Reservation(bodies) as room:
         body = (await bodies.read(request, room)).removeprefix(MARK)
         given = b'{"adapters":%b}' % body if body.lstrip()[:1] == b"[" else body
-        asked = await asyncio.to_thread(decode, given, AdapterScales)  # it may be large
+        asked = await asyncio.to_thread(decode, given, AdapterScales)  # the body may be large
     with_scales(asked.adapters, "adapters", service.submitter.adapters.set_usual)
     return JsonReply({"success": True})
 
@@ -59,7 +59,7 @@ async def set_adapters(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Show llama-server's properties and every setting. For an encoder, show only those that apply to it."""
+    """Show llama-server's properties and every setting. For an encoder, show only what applies to encoders."""
     vectors, service = vectors_of(request), loaded_of(request).service
     shown = (_properties(service) if service else {}) | vectors.properties()
     shown |= {"ui_settings": {"sources": request.app.state.app.folder_index is not None}}
@@ -96,9 +96,9 @@ COSTS = {"recompute_last": "rest"}  # costs that have another, older name in `/p
 
 
 def _device(service: Service) -> Fields:
-    """Return the device that computes, its times if they were measured, and its costs.
+    """Return the device that computes, its measured times (null if none were measured), and its costs.
 
-    A cost is null if it is a threshold that is never reached.
+    Some costs are thresholds. A threshold that is never reached is null.
     """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}
@@ -121,7 +121,7 @@ def _part(part: DevicePart) -> Fields:
 def _drafts(service: Service) -> Fields:
     """Return how tokens are drafted for requests that do not set `draft`.
 
-    If drafts are off although --draft asks for them, the result has the reason.
+    If --draft asks for drafts and there can be none, the result has the reason.
     """
     why, wanted = service.submitter.why_no_drafts, service.settings.draft_mode
     model = service.engine.draft_model
@@ -140,7 +140,7 @@ async def change_props(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """List the served models and the models for vectors and scores, in a form for OpenAI's and for Ollama's clients."""
+    """List the served models, the embedding model and the reranker. The list suits clients of OpenAI and of Ollama."""
     data = _all_models(request)
     return JsonReply({"models": [_as_ollama(str(entry["id"]), request) for entry in data], "object": "list", "data": data})
 
@@ -163,8 +163,8 @@ def _all_models(request: Request) -> list[Fields]:
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
     """Return OpenAI's objects for a model, and for the embedding model and the reranker that run next to it.
 
-    If several models are served, the objects have the status of llama-server's router. `n_ctx` is the most tokens that
-    a request may have.
+    If several models are served, each object has a status in the form of llama-server's router. `n_ctx` is the most
+    tokens that a request may have.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -187,7 +187,7 @@ def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
 
 
 async def load_model(request: Request, asked: ModelAction) -> Response:
-    """Load a model when its turn comes, even if its last load failed."""
+    """Load a model, even if its last load failed. The load waits until it is the model's turn on the device."""
     models = _several(request)
     entry = models.find(asked.model)
     models.retry(entry)
@@ -219,7 +219,7 @@ def _several(request: Request) -> Models:
 
 
 def _as_ollama(name: str, request: Request) -> Fields:
-    """Return a model as Ollama lists it. Clients read its name and its capabilities."""
+    """Return a model as Ollama lists it. Only the names and the capabilities have values, since clients read these."""
     state = request.app.state.app
     vectors: Vectors = state.loaded()
     entry: ModelEntry | None = state.models.entries.get(name)
@@ -294,7 +294,7 @@ async def _move(service: Service, action: str, number: int, path: Path) -> Field
 
 
 def _number(service: Service, text: str) -> int:
-    """Return the slot in the address. Raises RequestError."""
+    """Return the number of the slot in the request's path. Raises RequestError."""
     known = {str(number): number for number in range(service.settings.parallel)}
     if text not in known:
         raise RequestError(f"there is no slot {text[:80]!r}: expected 0 to {len(known) - 1}", param="id")
@@ -339,7 +339,10 @@ async def slots(request: Request) -> Response:
 
 
 def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) -> Fields:
-    """Return a slot with llama-server's fields and ours. An idle slot has only the id and counts of its last request."""
+    """Return a slot with llama-server's fields and our own fields.
+
+    For an idle slot, the fields about a request are the id and the token counts of the slot's last request.
+    """
     task = slot.task
     fields: Fields = {
         "id": slot.id,
@@ -368,7 +371,7 @@ def _slot(service: Service, slot: SlotState, running: Mapping[int, Generation]) 
 
 
 def _params(generation: Generation) -> Fields:
-    """Return the sampling parameters, without a client's texts."""
+    """Return the sampling parameters, except the parameters that have a client's texts."""
     return {name: value for name, value in generation.sampling.shown().items() if name not in TEXTS}
 
 
@@ -384,6 +387,6 @@ async def metrics(request: Request) -> Response:
 
 
 def _check_shown(shown: bool, flag: str) -> None:
-    """Raise RequestError for a route that a flag turned off."""
+    """Raise RequestError if a route is not shown. flag: the flag that turns the route on."""
     if not shown:
         raise RequestError(f"this server was started without {flag}", status=501)

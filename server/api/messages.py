@@ -1,4 +1,4 @@
-"""Anthropic's Messages: content blocks in, blocks and events out, and the count of tokens."""
+"""Anthropic's Messages: the messages are converted to a chat, and the answer to content blocks and events."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class CacheControl(Struct, frozen=True):
 
 
 class BlocksMessage(Struct, frozen=True):
-    """A message of the user, which may have results of tools, or a message of the model.
+    """A message of the user or of the model. A message of the user may have the results of tools.
 
-    content: a text, or blocks, which another server may have made. documents: as in a message of a chat.
+    content: a text or content blocks. Another server may have made the blocks of an earlier answer.
+    documents: as in a message of a chat.
     """
 
     role: JsonValue = None
@@ -57,8 +58,10 @@ class BlocksMessage(Struct, frozen=True):
 def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMessages:
     """Return the messages in the form of a chat. Raises RequestError.
 
-    orders_documents: whether blocks with documents become documents that may be reordered; otherwise they become texts.
-    All other blocks stay in the contents for `content.take`.
+    Blocks that are not converted here, such as images, stay in the contents: `content.take` reads them later.
+
+    orders_documents: if true, a block with a document becomes a document that may be reordered. Otherwise it becomes a
+        text.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -79,7 +82,7 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
 
 
 def _check_question(role: JsonValue, content: JsonValue, where: str) -> None:
-    """Raise RequestError for a question with an unknown role, or with a block of the user that cannot be read."""
+    """Raise RequestError if the last message has an unknown role, or if it is the user's and has an unreadable block."""
     if role not in ROLES:
         expected, got = ", ".join(ROLES), reprlib.repr(role)
         raise RequestError(f"{where}.role is {got}: expected one of {expected}", param=f"{where}.role")
@@ -99,9 +102,9 @@ def _kind(block: JsonValue) -> JsonValue:
 
 
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
-    """Return the messages made from one message, with its `documents`. Raises RequestError.
+    """Add the `documents` of the message `said` to the chat's messages that were made from it. Raises RequestError.
 
-    The documents belong to the message's last text, or else to its last tool result.
+    The last message with a text gets the documents. If only tool results were made, the last tool result gets them.
     """
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
@@ -124,7 +127,7 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 def _same_bill(text: str) -> str:
     """Return a text of the system prompt. If it starts with Claude Code's billing line, drop the values of this line.
 
-    The values change with each session and with each request, so no KV after them could be reused.
+    The values change with each session and each request, so the KV of all later tokens could never be reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
@@ -132,7 +135,7 @@ def _same_bill(text: str) -> str:
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
 
-    If several blocks have it, the one with the longest `ttl` counts.
+    If several blocks have `cache_control`, return the one with the longest `ttl`.
     """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
@@ -170,7 +173,7 @@ def _answer(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
 
 
 def _thought(block: dict[str, JsonValue]) -> str:
-    """Return the reasoning in a block: its text, or else the text that this server sealed in its signature."""
+    """Return the reasoning in a block. If the block has no text, return the text that is sealed in its signature."""
     text, sealed = block.get("thinking"), block.get("signature")
     if isinstance(text, str) and text:
         return text
@@ -178,12 +181,15 @@ def _thought(block: dict[str, JsonValue]) -> str:
 
 
 def _is_lost(block: JsonValue) -> bool:
-    """Return whether a block has its reasoning only in a sealed signature that cannot be read."""
+    """Return whether the reasoning of a block is lost: the block has no text, and its signature cannot be unsealed."""
     return isinstance(block, dict) and _kind(block) == "thinking" and bool(block.get("signature")) and not _thought(block)
 
 
 def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: bool) -> Iterator[dict[str, JsonValue]]:
-    """Yield a user's blocks as messages: one for each tool result, and one for all blocks between two results."""
+    """Yield a user's blocks as messages.
+
+    Each tool result becomes a message, and so does each stretch of other blocks before, between or after the results.
+    """
     parts: list[JsonValue] = []
     documents: list[dict[str, str]] = []
 
@@ -204,7 +210,7 @@ def _request(role: JsonValue, blocks: Sequence[JsonValue], orders_documents: boo
 
 
 def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, JsonValue]:
-    """Return the message of a tool, with its documents."""
+    """Return the message for a tool result, with the result's documents."""
     content = block.get("content")
     documents, parts = list[dict[str, str]](), list[JsonValue]()
     for one in content if isinstance(content, list) else [content]:
@@ -217,7 +223,7 @@ def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, Js
 
 
 def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
-    """Add a block to the parts of its message, or to `documents` if it is a document and `documents` is given."""
+    """Add a block to the parts of its message. If the block is a document and `documents` is a list, add it to the list."""
     if block is None:
         return
     document = _document(block)
@@ -262,7 +268,7 @@ def _joined(content: JsonValue) -> str:
 
 
 def _shown(document: dict[str, str]) -> str | None:
-    """Return a document as its text in a prompt; None if it cannot be used."""
+    """Return the text that a document has in a prompt; None if the document is invalid."""
     try:
         return document_text(Document.parse(document))
     except DocumentError:
@@ -270,7 +276,7 @@ def _shown(document: dict[str, str]) -> str | None:
 
 
 def _parsed(document: dict[str, str], where: str) -> None:
-    """Raise RequestError for a document that cannot be used."""
+    """Raise RequestError if a document is invalid."""
     try:
         Document.parse(document, where)
     except DocumentError as error:
@@ -278,7 +284,10 @@ def _parsed(document: dict[str, str], where: str) -> None:
 
 
 def _parts(parts: Sequence[JsonValue]) -> JsonValue:
-    """Return texts and other parts as a content. A single text stays a text; anything else becomes a list of parts."""
+    """Return the content of a message with these texts and other parts.
+
+    A single text stays a text. Several texts, or other parts, become a list of parts.
+    """
     if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
         return parts[0] if parts else ""
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
@@ -297,7 +306,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     def for_chat(self, where: str) -> dict[str, JsonValue]:
         """Return the tool in the form of a chat. Raises RequestError.
 
-        A tool that has a type but no schema would run on another server. Only its type is returned.
+        If the tool has a type but no schema, it is a tool that Anthropic's servers run. Then only the type is returned.
         """
         if self.input_schema is None:
             if self.type in (None, "custom"):
@@ -384,7 +393,10 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
         )
 
     def _variables(self) -> dict[str, JsonValue]:
-        """Return variables of the chat template. As in Anthropic's API, the model reasons only if the request wants it."""
+        """Return variables for the chat template.
+
+        As in Anthropic's API, reasoning is off unless the request asks for it.
+        """
         asked, config = self.asked_reasoning, self.output_config
         is_silent = (asked.is_on, asked.effort, asked.most) == (None, None, None)
         effort = {"reasoning_effort": config.effort} if config and config.effort else {}
@@ -402,7 +414,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents that may be reordered.
 
-        They do if the request sets a field that affects only such documents.
+        This is the case if the request sets a field that has an effect only on documents, such as `document_order`.
         """
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
@@ -436,7 +448,11 @@ DELTAS = {
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """One block of the content. named: a call's id and name. sealed: whether only the signature has the block's text."""
+    """One block of the answer's content.
+
+    named: the id and the name of a call; empty for other blocks.
+    sealed: if true, only the block's signature has the text.
+    """
 
     type: str
     named: Fields = field(default_factory=dict)
@@ -448,7 +464,7 @@ class _OpenBlock:
         return self._with({}, "", "")
 
     def whole(self) -> Fields | None:
-        """Return the block; None for a call that was cut, since its input is incomplete."""
+        """Return the block; None if it is a call that was cut, so that its input is incomplete."""
         text = "".join(self.texts)
         input = decoded_arguments(text) if self.type == "tool_use" else {}
         return None if input is None else self._with(input, "" if self.sealed else text, self.signature())
@@ -468,9 +484,10 @@ class _OpenBlock:
 class MessagesReply:
     """The replies of `/v1/messages`.
 
-    num_prompt: the number of the prompt's tokens, for `message_start`. How many of them were cached is only known for
-    `message_delta`. shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back
-    with the history. has_started: whether the stream sent `message_start` before its model was loaded.
+    num_prompt: the number of the prompt's tokens, which the event `message_start` shows. The number of cached tokens is
+        not known then, so the later event `message_delta` shows it.
+    shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back with the history.
+    has_started: whether the event `message_start` was sent before the model was loaded.
     """
 
     def __init__(self, envelope: ResponseMeta, num_prompt: int, shows_reasoning: bool, *, has_started: bool = False) -> None:
@@ -578,7 +595,7 @@ class MessagesReply:
         return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
 
     def _costs(self, end: End) -> Fields:
-        """Return the usage of the whole answer, and our own `slotcache`."""
+        """Return the field `usage` for the whole answer, and this server's own field `slotcache`."""
         report = end.report
         # The last token of a prompt is always computed, so it counts as neither read nor written.
         num_created = max(report.num_prompt - report.num_cached - 1, 0) if self.envelope.caches else 0
@@ -594,7 +611,7 @@ class MessagesReply:
 def _parted(num_prompt: int, *, num_cached: int, num_created: int, num_generated: int) -> Fields:
     """Return the usage in Anthropic's form.
 
-    Each token of the prompt is counted once: as read from the cache, as written to the cache, or as neither.
+    Each token of the prompt is counted once: as read from the cache, as written to the cache, or else as input.
     """
     return {
         "input_tokens": num_prompt - num_cached - num_created,

@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate and embed. An answer is one line of JSON for each piece, or one object."""
+"""Ollama's API: chat, generate and embed. A streamed answer has one line of JSON for each piece of text."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ KeepAlive = float | str
 class OllamaMessage(Struct, frozen=True):
     """A message.
 
-    tool_name, name: the tool whose result the message has. images: refused in the question, which is a user's message
-    at the end; elsewhere they become parts of the content. `content.take` reads values in forms that Ollama lacks.
+    A field may have a value that Ollama's API does not allow, such as a list of parts: `content.take` reads it.
+
+    tool_name, name: the name of the tool, if the message has a tool's result.
+    images: images of the message. They become parts of its content. If the last message is a user's, its images are
+        refused.
     """
 
     role: JsonValue = None
@@ -54,7 +57,7 @@ class OllamaMessage(Struct, frozen=True):
 
 
 def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
-    """Return the messages in the form of a chat. Raises RequestError for an image in the question."""
+    """Return the messages in the form of a chat. Raises RequestError if the last message is a user's and has images."""
     messages: ChatMessages = []
     names: dict[str, JsonValue] = {}  # names of the called functions, by the ids of the calls
     for at, message in enumerate(said):
@@ -83,9 +86,9 @@ def messages_of(said: Sequence[OllamaMessage]) -> ChatMessages:
 
 
 def _call(call: JsonValue) -> JsonValue:
-    """Return a call in the form of a chat: its arguments, which Ollama sends as an object, become JSON text.
+    """Return a tool call in the form of a chat: the arguments, an object in Ollama's API, become JSON text.
 
-    A call in any other form stays unchanged.
+    If the arguments are no object, return the call unchanged.
     """
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
@@ -127,11 +130,11 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
             raise RequestError("format: another field constrains the answer, too: send only one of them", param="format")
 
     def for_chat(self, **fields: JsonValue) -> ChatRequest:
-        """Return a chat with the common fields and these fields. Raises RequestError."""
+        """Return a chat with this request's common fields and the given `fields`. Raises RequestError."""
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
-        """Return the fields of these names, and the options. Raises RequestError."""
+        """Return the fields with these names, and what `stream`, `format` and `options` set. Raises RequestError."""
         self.check()
         given = {name: getattr(self, name) for name in names} | {"stream": self.stream is not False}
         if self.format not in (None, ""):
@@ -142,7 +145,9 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
     """`POST /api/chat`.
 
-    A request without messages only loads or unloads the model. tool_choice: a field that Ollama lacks.
+    A request without messages only loads or unloads the model.
+
+    tool_choice: as in OpenAI's API. Ollama's API has no such field.
     """
 
     messages: tuple[OllamaMessage, ...] = ()
@@ -157,7 +162,7 @@ class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
 class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
     """`POST /api/generate`.
 
-    raw: whether the prompt is complete, so that no chat template is applied. suffix: the text after the answer.
+    raw: whether the prompt is used as it is, without a chat template. suffix: the text that follows the answer.
     """
 
     prompt: str = ""
@@ -189,7 +194,7 @@ class GenerateRequest(OllamaFields, frozen=True, kw_only=True):
         return self.raw or bool(self.suffix)
 
     def chat(self) -> ChatRequest:
-        """Return the request as a chat of one question. Raises RequestError."""
+        """Return the request as a chat with one message of the user. Raises RequestError."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.for_chat(messages=[*system, {"role": "user", "content": self.prompt}])
 
@@ -250,7 +255,8 @@ Said = dict[str, JsonValue]
 class OllamaReply:
     """The replies of `/api/chat` and `/api/generate`.
 
-    has_message: whether the text is inside a message, as in a chat. began: the start of the request by `perf_counter`.
+    began: the value of `perf_counter` at the start of the request.
+    has_message: whether the text is in an object `message`, as in a chat.
     """
 
     def __init__(self, envelope: ResponseMeta, began: float, has_message: bool) -> None:
@@ -258,7 +264,7 @@ class OllamaReply:
         self._reader = envelope.reader()
         self._probabilities = envelope.probabilities()
         self._unsent: list[Raw] = []  # tokens with their logprobs, for the next line
-        self._call: tuple[CallStart, list[str]] | None = None  # the call that is not whole yet
+        self._call: tuple[CallStart, list[str]] | None = None  # the call whose arguments are still arriving
 
     def begin(self) -> list[bytes]:
         return self.ping()
@@ -325,7 +331,7 @@ class OllamaReply:
         return encode(self._body(part, costs)) + b"\n"
 
     def _body(self, part: Said, costs: Fields | None = None) -> Fields:
-        """Return an object of the answer. costs: the further fields of the last object."""
+        """Return one object of the answer. costs: fields that only the last object has; None: this is not the last."""
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
         body: Fields = {"model": self.envelope.model, "created_at": written()}
@@ -335,7 +341,7 @@ class OllamaReply:
         return body | (costs or {"done": False})
 
     def _costs(self, end: End) -> Fields:
-        """Return the last fields of an answer: times in ns, and our own `slotcache`."""
+        """Return the fields of the last object: the counts, times in ns, and this server's own field `slotcache`."""
         report = end.report
         return {
             "done": True,
@@ -351,7 +357,10 @@ class OllamaReply:
 
 
 def opening(request: Request, asked: OllamaChatRequest | GenerateRequest) -> ReplyFormat | None:
-    """Return the reply of a stream that begins before its model is loaded; None if the request only loads the model."""
+    """Return the reply for a stream that begins before its model is loaded.
+
+    The result is None if the answer is not streamed, or if the request only loads or unloads the model.
+    """
     has_message = isinstance(asked, OllamaChatRequest)
     if asked.stream is False or not (asked.messages if has_message else asked.prompt or asked.suffix):
         return None
@@ -389,7 +398,7 @@ def _reply(request: Request, asked: OllamaFields, envelope: ResponseMeta, began:
 
 
 def _keep_only(request: Request, asked: OllamaFields, name: str, said: Fields) -> Response:
-    """Answer a request without a question. It loads the model, or unloads it if keep_alive is 0."""
+    """Answer a request that has no prompt. Load the model, or unload it if keep_alive is 0."""
     asked.check()
     _note(request, asked)
     sleep, seconds = service_of(request).engine.sleep, None if asked.keep_alive is None else seconds_of(asked.keep_alive)
@@ -434,7 +443,10 @@ async def embed_one(request: Request, asked: OldEmbedRequest) -> Response:
 
 
 async def _embed(request: Request, asked: EmbedRequest | OldEmbedRequest, made: EmbeddingRequest, field: bytes) -> Response:
-    """Return the answer with the vectors of `made`. field: a template (`%b`) for the answer's field with the vectors."""
+    """Compute the vectors of the request `made`, and return Ollama's answer.
+
+    field: a bytes template for the answer's field with the vectors; `%b` stands for the vectors.
+    """
     began, worker = perf_counter(), pooled(vectors_of(request))
     name = check_model(request, asked.model, worker.embedder.model, "embed")
     seconds, can_sleep = None, vectors_of(request).settings.may_unload

@@ -1,4 +1,4 @@
-"""The models as Ollama's clients list, show and name them."""
+"""Ollama's routes that list and show models, and the forms in which Ollama's clients name a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers about a model that is neve
 
 
 class ModelName(Struct, frozen=True, kw_only=True):
-    """`POST /api/show` and `/api/pull`: the name of a model. The other fields have no effect here."""
+    """`POST /api/show` and `/api/pull`.
+
+    model, name: the name of a model, in one of the two fields. The other fields have no effect.
+    """
 
     model: str = ""
     name: str = ""
@@ -42,7 +45,7 @@ class ModelName(Struct, frozen=True, kw_only=True):
 
 
 def written(time: datetime | None = None) -> str:
-    """Return a time in Ollama's form. time: None for the present time."""
+    """Return a time in Ollama's form. time: None stands for the present time."""
     return (time or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
@@ -50,12 +53,12 @@ HERE = "this server gets its models from the command line: slotcache serve -m FI
 
 
 def tagged(name: str) -> str:
-    """Return a model's name with a tag, as Ollama lists models; `latest` if the name has no tag."""
+    """Return a model's name with its tag, as Ollama lists models. A name without a tag gets the tag `latest`."""
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 def _known(request: Request) -> dict[str, Model]:
-    """Return the models that generate text or make vectors, under each of their names."""
+    """Return the loaded models that generate text or make vectors, by name. A model with aliases has several names."""
     known: dict[str, Model] = {}
     for _, vectors in _opened(request):
         for name, model in vectors.models().items():
@@ -96,9 +99,9 @@ def _unread(request: Request, name: str) -> ModelEntry | None:
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return a model's name. Raises RequestError if it does not name the wanted model.
+    """Return `name`. Raises RequestError if this is the name of another model than `wanted`.
 
-    act: the use for which the model is wanted, for the error.
+    act: what the request does with the model (chat, generate or embed), for the error.
     """
     if _find(request, name, wanted) is not wanted:
         able = next(each for each, model in _known(request).items() if model is wanted)
@@ -123,7 +126,7 @@ def _service_with(request: Request, model: Model) -> Service | None:
 
 
 def _listed(name: str, model: Model) -> Fields:
-    """Return a model as Ollama lists it. The digest is made of the sizes and times of its files, not of their contents."""
+    """Return a model as Ollama lists it. The digest covers the sizes and times of the model's files, not their contents."""
     stamps, family, count = sorted(model.weights.files.stamps.values()), _family(model), model.num_parameters
     level = re.sub(r" - ([SML])\w*$", r"_\1", model.file_type).removeprefix("all ")  # llama.cpp's `Q4_K - Medium`
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
@@ -133,7 +136,7 @@ def _listed(name: str, model: Model) -> Fields:
 
 
 def _dated(stamps: Sequence[Stamp]) -> Fields:
-    """Return the time of the last change of a model's files, and a digest of their stamps."""
+    """Return the time of the last change of a model's files, and a digest of the files' sizes and times."""
     last = max((stamp[3] for stamp in stamps), default=0)
     changed = written(datetime.fromtimestamp(last / 1e9, UTC))
     return {"modified_at": changed, "digest": sha256(repr(stamps).encode()).hexdigest()}
@@ -148,7 +151,7 @@ OF_ARCHITECTURE = ("block_count", "embedding_length", "attention.head_count", "a
 
 
 def _info(model: Model, context: int) -> Fields:
-    """Return the metadata of a model's file. context: the tokens that a request may have."""
+    """Return the metadata of a model's file. context: the most tokens that a request may have."""
     family = _family(model)
     given = {key: model.metadata(key) for key in (*OF_FILE, *(f"{family}.{key}" for key in OF_ARCHITECTURE))}
     found: Fields = {"general.architecture": family, "general.parameter_count": model.num_parameters}
@@ -157,7 +160,7 @@ def _info(model: Model, context: int) -> Fields:
 
 
 def _length(request: Request, model: Model) -> int:
-    """Return the most tokens that a request may have."""
+    """Return the most tokens that a request to a model may have."""
     service = _service_with(request, model)
     return service.submitter.limit if service is not None else model.context_train
 
@@ -171,7 +174,7 @@ async def tags(request: Request) -> Response:
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
     """Return a model that has not been loaded, as Ollama lists it.
 
-    The details come from the metadata in its file, if the file can be read.
+    Its details come from the metadata in its file. If the file cannot be read, the details are missing.
     """
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
@@ -183,9 +186,9 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
 
 
 def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
-    """Return a model that has not been loaded, once as Ollama lists it and once as Ollama shows it.
+    """Return a model that has not been loaded in two forms: `listed`, as Ollama lists it, and `shown`, as it shows it.
 
-    model: its metadata and vocabulary, without the weights.
+    model: the model opened without its weights, for its metadata and vocabulary.
     """
     listed, settings = _listed(tagged(entry.name), model), entry.settings
     cells = whole_cells(settings.ctx_size)
@@ -255,7 +258,7 @@ async def version(request: Request) -> Response:
 
 
 async def pull(request: Request, asked: ModelName) -> Response:
-    """Do nothing if the model is already served. For any other model, explain how this server gets models."""
+    """Report success if the model is already served. For any other model, explain how this server gets models."""
     name = asked.model or asked.name
     try:
         if _unread(request, name) is None:

@@ -33,12 +33,13 @@ Piece = Callable[[int], bytes]
 class Probabilities:
     """Writes the tokens of one choice with their probabilities. The joined texts of the tokens are the answer.
 
-    piece: returns the bytes of a token. after: whether the probabilities are those after the samplers, which are
-    written as probabilities instead of logarithms. num_prompt: the number of first tokens that belong to the prompt.
-    spelling: returns the bytes of a control token in a prompt.
+    If a character consists of several tokens, the last token's text is the whole character, and the other texts are
+    empty. If a stop string begins in a token, the token's text ends before the stop string.
 
-    If a character consists of several tokens, the text of the last of them has the whole character, and the texts of
-    the tokens before it are empty. If a stop string begins in a token, the token's text ends before the stop string.
+    piece: returns the bytes of a token.
+    after: whether to write the probabilities after the samplers, instead of the logarithms of the model's probabilities.
+    num_prompt: the number of the prompt's tokens, if the choice starts with its prompt; else 0.
+    spelling: like `piece`, but for control tokens in the prompt.
     """
 
     def __init__(self, piece: Piece, after: bool = False, num_prompt: int = 0, spelling: Piece | None = None) -> None:
@@ -49,12 +50,12 @@ class Probabilities:
     def entries(self, delta: Delta) -> list[Raw]:
         """Return one object for each of the next tokens, with OpenAI's fields for chats and llama-server's `id`.
 
-        Each object is encoded at once: JSON takes 84 bytes for each listed token, and Python's objects take about 400.
+        The objects are returned as JSON to save memory: JSON takes 84 bytes for each listed token, Python's objects 400.
         """
         return [entry for _, entry in self._with_texts(delta)]
 
     def _with_texts(self, delta: Delta) -> list[tuple[str, Raw]]:
-        """Return the next tokens as JSON, each with its part of the text."""
+        """Return the next tokens. For each token, return its part of the text, and its object as JSON."""
         last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
             self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
@@ -92,7 +93,7 @@ class Probabilities:
     def of_text(self, delta: Delta) -> tuple[str, Fields]:
         """Return the text of the next tokens, and their `logprobs` in OpenAI's form for text completions.
 
-        The object also has llama-server's field `content`.
+        The object `logprobs` also has llama-server's field `content`.
         """
         entries, logprobs = self._with_texts(delta), delta.logprobs
         texts = [text for text, _ in entries]
@@ -109,7 +110,10 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the most probable tokens by their texts. Of tokens with the same text, the most probable one counts."""
+        """Return the logprobs of the most probable tokens by the tokens' texts.
+
+        If several tokens have the same text, the text gets the highest logprob.
+        """
         best = reversed(list(zip(logprobs.top_tokens.tolist(), logprobs.top_logprobs.tolist(), strict=True)))
         return {spelt(self._piece(token)): logprob for token, logprob in best}
 
@@ -128,15 +132,22 @@ Spell = Callable[[Generation], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseMeta:
-    """The fields that every body of an answer has, and functions on the answer.
+    """What the replies of all APIs need: common fields of an answer, its generations, and functions on them.
 
-    options: the fields of the request, without its texts. num_prompts: the number of prompts, each with `options.n`
-    choices. echoes: the prompts' texts, if the answers start with them. generations: one for each choice, in order.
-    reader: makes the reader of a chat's choice. caches: whether the prompt stays in the cache. verbose: whether the
-    answer shows its prompt and its options, as in llama-server. warnings: texts about the request's fields. piece:
-    returns the bytes of a token. spelling: like `piece`, but also for control tokens. prompt_text: returns the text of
-    a computed prompt. abandon: ends an open generation. disconnect: ends an open generation, unless the request wants
-    it to go on without its client. keep: stores the whole answer (JSON), if the API stores answers; for the event loop.
+    options: the fields of the request, without its texts.
+    num_prompts: the number of prompts. Each prompt has `options.n` choices.
+    echoes: the prompts' texts, if the answers start with them.
+    generations: one generation for each choice, in order.
+    reader: makes an object that splits the text of a choice into reasoning, content and calls.
+    caches: whether the prompt stays in the cache.
+    verbose: whether the answer shows its prompt and its options, as in llama-server.
+    warnings: texts about the request's fields.
+    piece: returns the bytes of a token.
+    spelling: like `piece`, but also for control tokens.
+    prompt_text: returns the text of a computed prompt.
+    abandon: ends an open generation.
+    disconnect: ends an open generation, unless the request wants it to go on without its client.
+    keep: stores the whole answer (JSON), if the API stores answers. It is called in the event loop.
     media_type: the type of a stream.
     """
 
@@ -187,11 +198,11 @@ class ResponseMeta:
         return self.options.stream_options is not None and self.options.stream_options.include_usage
 
     def notes(self) -> Fields:
-        """Return the fields that only some answers have, for a whole answer or for the last chunk of a stream."""
+        """Return the field `warnings`, if there are any, for a whole answer or for the last chunk of a stream."""
         return {"warnings": self.warnings} if self.warnings else {}
 
     def head(self, kind: str) -> Fields:
-        """Return the first fields of OpenAI's objects. kind: the value of the field `object`."""
+        """Return the fields with which all of OpenAI's objects start. kind: the value of the field `object`."""
         made: Fields = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return made | {"system_fingerprint": self.fingerprint}
 
@@ -201,13 +212,13 @@ class ResponseMeta:
         return fields | {"timings": progress.timings()} if self.options.timings_per_token else fields
 
     def times(self, index: int, delta: Delta) -> Fields:
-        """Return the timings of an answer so far, if the request wants them with each piece."""
+        """Return the field with an answer's timings so far. Without `timings_per_token`, return no field."""
         if not self.options.timings_per_token:
             return {}
         return {"timings": self.generations[index].timings(delta.num_generated)}
 
     def usage(self, ends: Sequence[End]) -> Fields:
-        """Return OpenAI's `usage` over all choices. A prompt with several choices counts once."""
+        """Return OpenAI's `usage` for all choices together. A prompt that has several choices is counted once."""
         prompts, reports = ends[:: self.num_each], [end.report for end in ends]
         num_prompt, num_generated = sum(end.report.num_prompt for end in prompts), sum(r.num_generated for r in reports)
         return {
@@ -250,13 +261,13 @@ class ReplyFormat(Protocol):
     envelope: ResponseMeta
 
     def begin(self) -> list[bytes]:
-        """Begin the answer. Called once, before any event of a choice. The prefill may not have begun."""
+        """Begin the answer. Called once, before any event of a choice and possibly before the prefill."""
         ...
 
     def ping(self) -> list[bytes]:
-        """Return a sign of life: an event without text if the API has one, since some clients ignore comments.
+        """Return a piece that keeps the connection alive. May be called at any time, even before the model is loaded.
 
-        Called at any time, even before the model is loaded.
+        The piece is an event without text, if the API has such events, because some clients ignore comments.
         """
         ...
 
@@ -269,7 +280,7 @@ class ReplyFormat(Protocol):
         ...
 
     def close(self, ends: Sequence[End]) -> list[bytes]:
-        """End the answer. Called once, after the end of the last choice. ends: the ends of all choices, in order."""
+        """End the answer. Called once, after all choices have ended. ends: the ends of all choices, in order."""
         ...
 
     def fail(self, error: RequestError) -> list[bytes]:
@@ -282,7 +293,7 @@ class ReplyFormat(Protocol):
 
 
 def accounts(report: Report) -> Fields:
-    """Return llama-server's `timings` and our own `slotcache` of an answer."""
+    """Return an answer's field `timings`, which llama-server has, too, and this server's own field `slotcache`."""
     fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
     return fields if report.stop is None else fields | {"stopping_word": report.stop}
 
@@ -303,7 +314,10 @@ class JsonReply(Response):
 
 
 class ChoicesReply:
-    """The replies that chats and texts have in common. kind, whole_kind: the field `object` of a chunk and of an answer."""
+    """What the replies to OpenAI's chats and text completions have in common.
+
+    kind, whole_kind: the value of the field `object` in a chunk and in a whole answer.
+    """
 
     def __init__(self, envelope: ResponseMeta, kind: str, whole_kind: str) -> None:
         self.envelope, self._probabilities = envelope, envelope.probabilities()
@@ -311,7 +325,7 @@ class ChoicesReply:
 
     @abstractmethod
     def _choice(self, index: int) -> Fields:
-        """Return an empty choice of a chunk."""
+        """Return a chunk's choice that has no text."""
 
     @abstractmethod
     def _whole_choice(self, index: int, answer: WholeAnswer) -> Fields: ...
@@ -339,12 +353,12 @@ class ChoicesReply:
         return body | {"usage": self.envelope.usage(ends)} | verbose(self.envelope, 0, answers[0])
 
     def _accounted(self, choice: Fields, end: End) -> Fields:
-        """Return a whole choice. If the answer has several choices, this choice gets its own timings and reuse."""
+        """Return a whole choice. If the answer has several choices, add this choice's `timings` and `slotcache`."""
         return choice if self.envelope.num_choices == 1 else choice | accounts(end.report)
 
 
 def verbose(envelope: ResponseMeta, index: int, answer: WholeAnswer) -> Fields:
-    """Return the field `__verbose`, which shows the answer as `/completion` would; no field unless `verbose` is set."""
+    """Return the field `__verbose`, which shows the answer as `/completion` would. Without `verbose`, return no field."""
     return {"__verbose": last_body(envelope, index, answer, "\n" in answer.text)} if envelope.verbose else {}
 
 
@@ -373,7 +387,7 @@ def last_body(envelope: ResponseMeta, index: int, answer: WholeAnswer, has_line:
 
 
 def generation_settings(envelope: ResponseMeta, generation: Generation) -> Fields:
-    """Return the options in force, with llama-server's names."""
+    """Return the options that are in force for a generation, with llama-server's names."""
     options = envelope.options
     return generation.sampling.shown() | {
         "stop": options.stops(),
@@ -387,7 +401,7 @@ def generation_settings(envelope: ResponseMeta, generation: Generation) -> Field
 
 
 def _is_truncated(generation: Generation, end: End) -> bool:
-    """Return whether the end of the context, not the request's limit, ended the answer."""
+    """Return whether the answer ended because the context was full, not because of the request's limit."""
     return end.reason == "length" and not 0 <= generation.wanted <= generation.limit
 
 
@@ -398,12 +412,12 @@ MARK = "slotcache:"
 
 
 def seal(reasoning: str) -> str:
-    """Return reasoning in a form that the client keeps and sends back."""
+    """Return reasoning as a text that the client keeps and sends back unchanged. `unseal` reads it."""
     return MARK + base64.b64encode(reasoning.encode()).decode()
 
 
 def unseal(sealed: str) -> str:
-    """Return the reasoning in a sealed text; empty if the text is damaged or another server sealed it."""
+    """Return the reasoning in a sealed text. If the text is damaged or from another server, return an empty text."""
     with suppress(Error, ValueError):
         if sealed.startswith(MARK):
             return base64.b64decode(sealed.removeprefix(MARK), validate=True).decode()

@@ -1,7 +1,8 @@
 """Converts items of OpenAI's Responses to messages of a chat, and back.
 
 In Responses, reasoning, an answer and its calls are separate items; in a chat they are one message of the model. Items
-of the history that cannot be read are left out and counted. Only a question that cannot be read is refused.
+of the history that cannot be read are left out and counted. If the input ends with a message of the user that cannot be
+read, the request is refused.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class TakenItems:
 
 
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
-    """Return the messages made from items. Raises RequestError for a question that is not text.
+    """Return the messages made from items. Raises RequestError if the question is not text.
 
-    The question is the last item that is not null, if this item is a message of the user. An item makes the same
-    message as a question and later in the history, so that the prefix of the prompt stays the same.
+    The question is the last item that is not null, if this item is a message of the user. In later requests this item is
+    a part of the history. It then makes the same message again, so that the prompts have a common prefix.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -102,14 +103,17 @@ class _ItemReader:
             self._add({"role": role, "content": content}, item)
 
     def _take_reasoning(self, item: Item) -> None:
-        """Take an item of reasoning: its text, its summary, or the text that this server sealed."""
+        """Add the reasoning of an item to the model's message.
+
+        The reasoning is the item's text, or else its summary, or else the text that this server sealed in the item.
+        """
         if text := texts_in(item.get("content")) or texts_in(item.get("summary")) or self._unseal(item):
             _answer(self.messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = text
 
     def _unseal(self, item: Item) -> str:
-        """Return the text that this server sealed in an item; empty if there is none.
+        """Return the text that this server sealed in an item; empty if the item has none.
 
-        An item whose text another server sealed counts as left out, and so does a summary without a text.
+        If the text cannot be unsealed, or if a summary has no text, count the item as left out.
         """
         sealed = item.get("encrypted_content")
         text = unseal(sealed) if isinstance(sealed, str) else ""
@@ -132,9 +136,9 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Add the result of another server's tool to the answer, as a part of its content.
+        """Add an item that has a type without a method of its own, such as the result of a tool on another server.
 
-        If the result has no text, leave it out.
+        The item becomes a part of the content of the model's message. If the item has no text, leave it out.
         """
         if not isinstance(kind, str) or kind in TOOL_LISTS or not read_part(item).text:
             self._leave_out(item)
@@ -155,7 +159,7 @@ class _ItemReader:
 
 
 def _check_question(item: Item, where: str) -> None:
-    """Raise RequestError for an unknown role, and for a user's content that cannot be read."""
+    """Raise RequestError if a message has an unknown role, or if it is the user's and its content cannot be read."""
     role, content = item.get("role"), item.get("content")
     if role not in ROLES:
         wrong = f"{where}.role is {reprlib.repr(role)}: expected one of {', '.join(ROLES)}"
@@ -172,7 +176,7 @@ def _check_question(item: Item, where: str) -> None:
 
 
 def _content(content: JsonValue) -> JsonValue:
-    """Return a content in the form of a chat. A single part with text becomes a plain text."""
+    """Return the content of a message in the form of a chat. If it is a single part with text, return the text."""
     part = content[0] if isinstance(content, list) and len(content) == 1 else content
     if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
         read = read_part(part)
@@ -185,9 +189,9 @@ def _json_of(value: JsonValue) -> str:
 
 
 def _answer(messages: ChatMessages, *taken: str) -> dict[str, JsonValue]:
-    """Return the model's message to which an item belongs: the last message, or else a new one.
+    """Return the model's message to which an item belongs: the last message, or else a new message.
 
-    It is a new one if the last message is not the model's, or already has one of the fields in `taken`.
+    A new message is added if the last message is not the model's, or already has one of the fields in `taken`.
     """
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or any(last.get(name) for name in taken):
@@ -203,7 +207,7 @@ def items_of(
 ) -> list[dict[str, JsonValue]]:
     """Return the items for messages.
 
-    suffix: a part of the items' ids, before their number. called: the tools by the names of their functions.
+    suffix: the part of the items' ids before their number. called: as in `ResponseTools`.
     """
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
@@ -215,7 +219,10 @@ def items_of(
 
 
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
-    """Return the items of a message. customs: the ids of calls with free text; such calls of the message are added."""
+    """Return the items of a message.
+
+    customs: the ids of the earlier calls with free text. If the message has such calls, their ids are added to the set.
+    """
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []
     texts = [part.get("text", "") for part in parts]

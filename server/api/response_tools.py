@@ -31,7 +31,7 @@ Choice = str | dict[str, JsonValue] | None
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """A tool as its client knows it. is_custom: the tool takes a free text instead of an object."""
+    """A tool as its client knows it. is_custom: whether the tool takes free text instead of an object."""
 
     name: str
     namespace: str | None = None
@@ -39,11 +39,11 @@ class CalledTool:
 
     @property
     def function(self) -> str:
-        """The name of the chat's function that represents the tool."""
+        """The name of the function that stands for the tool in the chat."""
         return function_name(self.name, self.namespace)
 
     def named(self) -> Fields:
-        """Return the fields of a call that name its tool."""
+        """Return the fields with which a call names the tool."""
         named: Fields = {"name": self.name}
         return named if self.namespace is None else named | {"namespace": self.namespace}
 
@@ -56,9 +56,12 @@ def function_name(name: str, namespace: str | None) -> str:
 class ResponseTools:
     """The tools of a request.
 
-    functions: the functions for the chat; None: the request has no field for tools. called: the tools that are in a
-    namespace or take a free text, by the names of their functions. hosted: the kinds of tools that were left out.
-    unconstrained: the tools whose free text should fit a grammar. The grammar is only mentioned in their description.
+    functions: the functions for the chat. None if the request has no field for tools.
+    called: the tools whose calls differ from calls of functions, because they are in a namespace or take free text. The
+        keys are the names of the functions in the chat.
+    hosted: the types of the tools that were left out, because only OpenAI runs them.
+    unconstrained: the tools whose free text should fit a grammar. The grammar is not enforced: it only becomes a part of
+        the tool's description.
     """
 
     functions: list[dict[str, JsonValue]] | None = None
@@ -68,7 +71,7 @@ class ResponseTools:
 
     @classmethod
     def of(cls, tools: Sequence[JsonValue] | None) -> ResponseTools:
-        """Read the tools of a request, and skip nulls. Raises RequestError."""
+        """Read the tools of a request. A null in the list is skipped. Raises RequestError."""
         if tools is None:
             return cls()
         read = cls(functions=[])
@@ -78,7 +81,7 @@ class ResponseTools:
         return read
 
     def warnings(self, choice: Choice) -> Iterator[str]:
-        """Yield a warning for each demand of the tools or of `choice` that is not met."""
+        """Yield warnings about what is ignored: tools, grammars of tools, and `choice` if it demands an ignored tool."""
         if self.hosted:
             yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
         if self.unconstrained:
@@ -87,7 +90,7 @@ class ResponseTools:
             yield "tool_choice has no effect: it demands a tool that was left out, so the model chooses among the others"
 
     def choice(self, choice: Choice) -> Choice:
-        """Return a `tool_choice` in the form of a chat: the name, joined with its namespace, is in an inner object."""
+        """Return a `tool_choice` in the form of a chat, with the names that the functions have in the chat."""
         if self._is_hosted(choice):
             return "auto"
         match choice:
@@ -104,12 +107,12 @@ class ResponseTools:
         return choice
 
     def _is_hosted(self, choice: Choice) -> bool:
-        """Return whether a choice demands a tool that only OpenAI runs, while the request also has other tools."""
+        """Return whether a choice demands a tool that only OpenAI runs, although the request also has other tools."""
         kind = choice.get("type") if isinstance(choice, dict) else None
         return bool(self.functions) and isinstance(kind, str) and HOSTED.fullmatch(kind) is not None
 
     def _known(self, allowed: Sequence[JsonValue]) -> Iterator[Tool]:
-        """Yield the allowed tools, except those that were left out."""
+        """Yield the allowed tools that were not left out."""
         return (tool for tool in allowed if isinstance(tool, dict) and tool.get("type") not in self.hosted)
 
     def _add(self, tool: Tool, where: str, namespace: str | None = None) -> None:
@@ -163,9 +166,10 @@ _WHOLE = re.compile(  # whole characters and whole escapes; a surrogate pair is 
 
 
 class FreeText:
-    """Reads the free text of one call piece by piece, from an object whose one field has the text.
+    """Reads the free text of one call while the call's arguments arrive.
 
-    For arguments in any other form, `finish` returns the only text in them, or else the arguments as they are.
+    The arguments should be a JSON object that starts with the field `input`, which has the text. If they have another
+    form, `push` returns nothing, and `finish` returns the result of `free_text`.
     """
 
     def __init__(self) -> None:
@@ -173,7 +177,7 @@ class FreeText:
         self._unread, self._is_open, self._length = "", False, 0
 
     def push(self, arguments: str) -> str:
-        """Add JSON text. Return the part of the free text that is now certain."""
+        """Add the next piece of JSON. Return the next part of the free text: all whole characters that have arrived."""
         self._arguments.append(arguments)
         self._unread += arguments
         if not self._is_open and (opening := _OPENING.match(self._unread)):
@@ -199,7 +203,11 @@ class FreeText:
 
 
 def free_text(arguments: str) -> str:
-    """Return the free text in the complete arguments of a call."""
+    """Return the free text in the complete arguments of a call.
+
+    If the arguments are a JSON object whose only value is a text, return this text. Otherwise return the arguments
+    unchanged.
+    """
     try:
         given = decode_json(arguments)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: items in, output items and events out."""
+"""OpenAI's Responses: the input items are converted to a chat, and the answer to output items and events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ INCLUDABLE = {
 
 
 class ReasoningConfig(ReasoningField, frozen=True):
-    """The field `reasoning`. summary: send the reasoning as a summary; None: send it as `reasoning_text`."""
+    """The field `reasoning`. summary: if set, the reasoning is sent as a summary; None: it is sent as `reasoning_text`."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # the former name of `summary`
@@ -178,7 +178,7 @@ class ResponseRequest(OpenAIFields, frozen=True, kw_only=True):
         return {name: Raw(msgspec.json.encode(value)) for name, value in repeated.items()}
 
     def _conversation(self) -> ConversationReference | None:
-        """Return the conversation that the request names, if it names one. The input has only new messages."""
+        """Return the conversation that the request names; None if it names none. The input continues the conversation."""
         if self.conversation is None:
             return None
         named = self.conversation
@@ -209,9 +209,10 @@ async def count(request: Request, asked: ResponseCountRequest) -> Response:
 class ItemKind:
     """A kind of output item.
 
-    text: the start of the names of the events with the item's text. field: the item's field for the text. part: the
-    type of the part that has the text; empty: the item has no parts. parts: the start of the names of the events about
-    parts.
+    text: the common prefix of the names of the events that send the item's text.
+    field: the field of the item that has the text, or the part with the text.
+    part: the type of the part with the text; empty: the item has no parts.
+    parts: the common prefix of the names of the events that begin and end a part.
     """
 
     name: str
@@ -226,7 +227,7 @@ class ItemKind:
 
     @property
     def index(self) -> str:
-        """The name of the field, in the events of an item, that has the index of the part."""
+        """The name of the field that has the part's index in an event."""
         return f"{self.field}_index"
 
 
@@ -247,7 +248,7 @@ CUSTOM = ItemKind(name="custom_tool_call", text="response.custom_tool_call_input
 class _Item:
     """One output item.
 
-    named: the fields of a call other than its arguments. seals: whether reasoning also gets a sealed copy.
+    named: the fields of a call except its arguments. seals: whether reasoning is also sent as a sealed copy.
     """
 
     kind: ItemKind
@@ -276,7 +277,7 @@ class _Item:
         yield {"type": "response.output_item.done", "item": self.shown(status, parts=[self._part(text)])}
 
     def shown(self, status: str, parts: list[Fields]) -> Fields:
-        """Return the item as an object. parts: its parts with their text; empty at the start of the item."""
+        """Return the item as an object. parts: the item's parts with their text; empty when the item begins."""
         item: Fields = {"type": self.kind.name, "id": self.id, "status": status}
         if self.kind is MESSAGE:
             return item | {"role": "assistant", "content": parts}
@@ -300,8 +301,10 @@ class _Item:
 class Output:
     """The items of one response.
 
-    suffix: a part of the items' ids. summarises: whether reasoning is sent as summaries. seals: whether reasoning is
-    also sent as a sealed copy. called: as in `ResponseTools`.
+    suffix: the part of the items' ids before their number.
+    summarises: whether reasoning is sent as summaries.
+    seals: whether reasoning is also sent as a sealed copy.
+    called: as in `ResponseTools`.
     """
 
     def __init__(
@@ -334,7 +337,7 @@ class Output:
                 yield from self._write(CALL, text)
 
     def finish(self, status: str) -> Iterator[Fields]:
-        """Yield the last events. A response without items gets an empty message. status: the status of the last item."""
+        """Yield the last events. If there are no items, add an empty message. status: the status of the last item."""
         if self._open is None and not self.items:
             yield from self._begin(MESSAGE)
         yield from self._end(status)
@@ -476,8 +479,10 @@ class ResponsesReply:
 class CompactionReply(ResponsesReply):
     """The reply to a compaction.
 
-    kept: the first items in the body of `/v1/responses/compact`; None: the reply is an ordinary response.
-    num_documents: the number of documents that the kept messages had. Only the texts of these messages are kept.
+    kept: the messages that precede the summary in the body of `/v1/responses/compact`; None for `/v1/responses`, whose
+        body has only the summary.
+    num_documents: the number of documents in the stored messages among `kept`. The body has the texts of these messages,
+        but not their documents.
     """
 
     kept: Sequence[Fields] | None = None
@@ -507,7 +512,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return the output of the response with this id, without any items yet. called: as in `ResponseTools`."""
+    """Return an output without items, for the response with this id. called: as in `ResponseTools`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)
@@ -533,7 +538,10 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
 
 
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
-    """Shorten a history to its user and system messages and a summary. Later requests send all of them back."""
+    """Shorten a history: keep its user and system messages, and summarise it.
+
+    Later requests send these messages and the summary instead of the history.
+    """
     if asked.stream:
         wrong = f"stream: this route does not stream; /v1/responses streams a compaction if its input ends with a {TRIGGER}"
         raise RequestError(wrong, param="stream")
@@ -565,9 +573,9 @@ async def forget(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Refuse to cancel a response: in OpenAI's API only background responses can be cancelled, and this server has none.
+    """Refuse to cancel a response. Only background responses can be cancelled, and this server has none.
 
-    Instead, a client cancels a response by closing its connection.
+    A client cancels a response by closing the connection.
     """
     raise RequestError("this response is not in the background: close its connection to cancel it", param="id")
 

@@ -54,11 +54,13 @@ from .search import RefreshRequest
 class ApiRoute:
     """A row of the table.
 
-    paths: the paths of the route, separated by blanks. body: the struct of its bodies. query: the schemas of its query
-    parameters. decodes: whether the handler gets the decoded body. Otherwise the handler reads the body itself, since
-    only some of the requests have a body of this form. opening: makes the reply of a stream that begins before its
-    model is loaded. chooses: whether the body or `?model=` chooses the model that answers; false for routes that no
-    single model answers.
+    paths: the paths of the route, separated by blanks.
+    body: the struct of the requests' bodies.
+    query: the schemas of the query parameters.
+    decodes: whether the handler gets the decoded body. If not, the handler reads the body itself, since only some
+        requests to this route have a body of this form.
+    opening: makes the reply for a stream that begins before its model is loaded.
+    chooses: whether the body or `?model=` names the model that answers. False if the answer is not about one model.
     """
 
     method: str

@@ -53,13 +53,13 @@ async def list_sources(request: Request) -> Response:
 
 
 async def document(request: Request) -> Response:
-    """Show a document with its neighbours in the file (`?scope=`)."""
+    """Show a document with the documents around it in the same file (`?scope=`)."""
     folder_index = folder_index_of(request, scope_of(request), "scope")
     return JsonReply(await folder_index.ask(retrieve.document, folder_index, request.path_params["id"]))
 
 
 async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
-    """Start to look for changed files in the folders. The answer does not wait for the end."""
+    """Start to look for changed files in the folders. The answer is sent at once, before the files are read."""
     check_scope(asked.cache_scope, "cache_scope")
     folder_index_of(request, asked.cache_scope, "cache_scope").watcher.refresh()
     return JsonReply({"object": "sources.refresh", "state": "started"})
@@ -68,7 +68,7 @@ async def refresh_sources(request: Request, asked: RefreshRequest) -> Response:
 def folder_index_of(request: Request, scope: str, where: str) -> FolderIndex:
     """Return the index of --docs for a request of this scope. where: the name of the field that has the scope.
 
-    Raises RequestError 503 while the model loads, 501 without --docs, and 403 if the documents have another scope.
+    Raises RequestError 503 while the first model loads, 501 without --docs, and 403 if the documents have another scope.
     """
     state = request.app.state.app
     state.loaded()
@@ -92,7 +92,7 @@ async def search(request: Request, asked: SearchRequest) -> Response:
 
 
 async def _stages(request: Request, asked: SearchRequest, folder_index: FolderIndex) -> AsyncIterator[Stage]:
-    """Yield the stages of a search. If the request names a turn, the best documents are prefilled for this turn."""
+    """Yield the stages of a search. If the request sets `speculate`, prefill the next turn with each stage's documents."""
     query = search_for(asked.query, asked, folder_index.top_k)
     ahead = _ahead(request, asked)
     try:
@@ -122,7 +122,7 @@ def _ahead(request: Request, asked: SearchRequest) -> StagePrefetch | None:
 
 
 def _turn_to_come(service: Service, asked: SearchRequest, name: str) -> ChatRequest:
-    """Return the coming chat, with the query as its last question."""
+    """Return the chat for which the search is made, with the query as the user's last message."""
     scope = asked.cache_scope
     chat = asked.chat or ChatToCome()
     if asked.chat is None and service.conversations.find(scope, name):

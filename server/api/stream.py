@@ -27,10 +27,11 @@ def early_of(request: Request) -> ReplyFormat | None:
 
 
 class EventStream(StreamingResponse):
-    """Streams the events of generations. At its end, also by a disconnect, it calls `disconnect` for each generation.
+    """Streams the events of generations. At the end or at a disconnect, `disconnect` is called for each generation.
 
-    later: waits until the model is loaded, and returns the reply with the generations, or a whole response. Until then
-    `reply`, which has no generations, only makes pings.
+    reply: makes the events. If there is `later`, this reply has no generations and makes only pings.
+    later: waits until the model is loaded. It returns the reply that makes all further events, or a response that is
+        sent as it is.
     """
 
     def __init__(
@@ -56,14 +57,17 @@ class EventStream(StreamingResponse):
                 self._reply.envelope.disconnect(generation)
 
     def _offer_text(self) -> None:
-        """Let generations write their text directly to the connection, if it allows that."""
+        """Let generations write their text directly to the connection, if the connection allows this."""
         shortcut = self._request.scope.get("state", {}).get(SHORTCUT)
         if shortcut is not None:
             for index, generation in enumerate(self._reply.envelope.generations):
                 generation.events.take_now = partial(self._write, shortcut, index)
 
     def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text directly. False: a ping must go first, or the client is slow."""
+        """Write a piece of text directly to the connection. Return whether it was written.
+
+        It is not written while a ping is being sent, or while the client reads too slowly.
+        """
         if self._pings.is_sending or not shortcut.is_open:
             return False
         if sent := b"".join(self._reply.delta(index, delta)):
@@ -147,7 +151,10 @@ async def _next(generation: Generation, spell: Spell | None) -> Event:
 async def collect(
     generations: Sequence[Generation], abandon: Callable[[Generation], None], spell: Spell | None = None
 ) -> list[WholeAnswer]:
-    """Return the whole answers, in order. If a generation fails, raise its RequestError. abandon: as in `ResponseMeta`."""
+    """Return the whole answers of all generations, in order. Raises the RequestError of a generation that fails.
+
+    abandon: as in `ResponseMeta`.
+    """
     try:
         return [await _collect(generation, spell) for generation in generations]
     finally:
@@ -202,8 +209,10 @@ class SsePing:
     """Passes a response's messages on, and sends a ping whenever `interval` seconds have passed without a message.
 
     event: returns the ping. It should be an event rather than a comment: parsers drop comments, and a client that waits
-    for events would disconnect. One timer serves the whole stream, so a message only has to read the clock. While a
-    client reads nothing, at most one ping waits for it.
+    for events would disconnect.
+
+    A message does not restart the timer: it only records its time. While a client reads nothing, at most one ping is
+    queued for it.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -229,7 +238,7 @@ class SsePing:
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Note that a piece was sent without `send`, so that the next ping comes `interval` seconds later."""
+        """Record that a piece was sent without `send`. The next ping comes at least `interval` seconds after it."""
         self._last = self._loop.time()
 
     def stop(self) -> None:
@@ -250,6 +259,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Ignore the error of a ping to a disconnected client. The stream itself notices the disconnect."""
+    """Ignore the error of a ping to a disconnected client. The stream itself detects the disconnect."""
     if not ping.cancelled():
         ping.exception()

@@ -1,6 +1,6 @@
 """Prefill ahead of requests: prompts of disconnected clients, next turns, shortened histories and likely prompts.
 
-Each kind of work makes its own prompts, and `Ahead` prefills them.
+For each of these kinds a class makes the prompts, and `Ahead` prefills them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEY = "idle"  # the key of the only background generation that this module submi
 
 
 class AheadFailed(Exception):
-    """A prefill ahead of requests failed. Another try would fail, too."""
+    """A prefill ahead of requests failed, and would fail again."""
 
 
 class Ahead:
@@ -45,17 +45,19 @@ class Ahead:
         self._engine, self._submitter = engine, submitter
 
     def drop(self) -> None:
-        """Take the current generation out of the engine. Its computed tokens stay cached."""
+        """Take the current generation out of the engine. The tokens that it has computed stay cached."""
         self._engine.drop_background(KEY)
 
     async def prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Prefill a prompt into the cache. Raises AheadFailed.
+        """Prefill a prompt into the cache. Return whether the caller may go on with its next prompt. Raises AheadFailed.
 
-        True: the prompt is cached or skipped, and the next prompt may follow. A prompt is skipped if it is too long or,
-        for kind AHEAD, if too few cells are free. False: stop for now, since a request came, the model sleeps, or too
-        few cells are free for a prompt of kind PREFETCH. kind, follows, session: as in `Request`.
+        Return True if the prompt is now cached, or if it was skipped. A prompt is skipped if it is too long, and a
+        prompt of kind AHEAD also if too few cells are free. Return False if a request arrived, if the model sleeps, or
+        if too few cells are free for a prompt of kind PREFETCH.
+
+        kind, follows, session: as in `Request`.
         """
         if prompt.num_tokens >= self._submitter.limit:
             return True
@@ -79,9 +81,10 @@ class Ahead:
     async def prefill_made(
         self, size: int, make: Callable[[], ChatPrompt | None], scope: Scope, follows: int | None = None, session: str = ""
     ) -> bool:
-        """Make a prompt in a thread, and prefill it, unless `make` returns None. Raises AheadFailed, RequestError.
+        """Make a prompt in a thread, prefill it, and return the result of `prefill`. Raises AheadFailed, RequestError.
 
-        False: stop for now. size: the bytes of the request. The threads bound the bytes of all waiting requests.
+        make: returns the prompt, or None if there is nothing to prefill.
+        size: the request's memory in bytes. The threads accept only a limited number of bytes at a time.
         """
         try:
             # In the builder's threads, which end before the model is freed.
@@ -95,7 +98,7 @@ class Ahead:
 
 
 class Work(Protocol):
-    """Work that waits for idle time. num_bytes: about how many bytes of memory the work takes."""
+    """Work that waits for idle time. num_bytes: the memory that the work takes, in bytes (an estimate)."""
 
     @property
     def scope(self) -> Scope: ...
@@ -103,7 +106,7 @@ class Work(Protocol):
     def num_bytes(self) -> int: ...
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Do the work, or the rest of it. False: stop for now; the work stays in the backlog."""
+        """Do the work, or the rest of it. Return False if it was interrupted. It then stays in the backlog."""
         ...
 
 
@@ -111,7 +114,7 @@ class Work(Protocol):
 class AbandonedPrompt:
     """A prompt whose client disconnected during the prefill.
 
-    All choices of a request make equal objects, so a backlog keeps their prompt once.
+    If a request has several choices, the objects of all choices are equal, so a backlog has their prompt only once.
     """
 
     prompt: Prompt
@@ -123,7 +126,7 @@ class AbandonedPrompt:
         return 4 * self.prompt.num_tokens
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the rest of the prompt, if enough cells are free for it."""
+        """Prefill the rest of the prompt. If too few cells are free, skip the prompt."""
         missing = await ahead.view.missing(self.prompt, self.scope)
         has_room = missing.fits or not missing.idle
         return not has_room or await ahead.prefill(self.prompt, self.scope, kind=Kind.PREFETCH, session=self.session)
@@ -133,9 +136,11 @@ class AbandonedPrompt:
 class AnsweredChat:
     """A conversation up to and including an answer.
 
-    request: the id of the answered request. options: the fields of the request without its messages, as JSON. entries:
-    the messages and the answer. found: the ids of the documents that the server's search found; None: the request did
-    not search. session: the client's name for the session.
+    request: the id of the answered request.
+    options: the fields of the request without its messages, as JSON.
+    entries: the messages and the answer.
+    found: the ids of the documents that the server's search found; None if the request wanted no search.
+    session: the client's name for the session.
     """
 
     request: int
@@ -147,11 +152,11 @@ class AnsweredChat:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of memory the conversation takes."""
+        """The memory that the conversation takes, in bytes (an estimate)."""
         return getsizeof(self.options) + getsizeof(self.entries) + sum(entry.num_bytes for entry in self.entries)
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the known part of the next turn's prompt."""
+        """Prefill the part of the next turn's prompt that is known before the user's message."""
         # A chat of any size counts as at most `LARGE` bytes, so that the threads keep their room for clients' requests. The
         # backlog already bounds the bytes of waiting chats.
         size = min(self.num_bytes, LARGE)
@@ -171,7 +176,7 @@ class ShortenedChat:
     num_bytes: int
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Prefill the chat, unless it would be refused."""
+        """Prefill the chat. If a request with this chat would be refused, do nothing."""
 
         def make() -> ChatPrompt | None:
             try:
@@ -199,11 +204,13 @@ class LikelyPrompts:
 
 
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
-    """Yield prompts that end with some documents of the first set in `prompt`.
+    """Yield prompts with which other chats about the same documents may start.
 
-    The first prompts have one document, the next have two, and so on. Each prompt extends an earlier prompt by at most
-    one document. If the documents are read separately or have a fixed order, there are no prompts, since other chats
-    would not start with such a set.
+    A prompt ends with one or more documents of the first set in `prompt`: first come the prompts with one document, then
+    those with two, and so on. A prompt with several documents extends an earlier prompt by one document.
+
+    If the documents are read separately or have a fixed order, yield nothing: no other chat would start with such a
+    prompt.
     """
     if isinstance(prompt, SeparatePrompt):
         return

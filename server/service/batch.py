@@ -1,8 +1,8 @@
-"""Batches: the requests in a file, one a line, are answered into another file. No client waits for them.
+"""Batches: a file has one request in each line, and the answers are written to another file.
 
-The requests run in the order in which they share the most KV. Lines and answers have OpenAI's form. Each answer is
-written at once, so a server that is killed and started again computes no finished line twice. An invalid line does not
-affect the other lines.
+No client waits for the answers, so the requests run in an order in which they share as much KV as possible. Lines and
+answers have OpenAI's form. Each answer is written as soon as it is complete, so a server that is killed and started again
+computes no finished line twice. An invalid line does not affect the other lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LineError(Struct, frozen=True):
 
 
 class NoLines(Exception):
-    """The file has no valid line. The message has the error of the first line."""
+    """The file has no valid line. The exception's message is the error of the first line."""
 
 
 class _Line(Struct, frozen=True):
@@ -57,7 +57,12 @@ LINES, STREAMS = msgspec.json.Decoder(_Line), Raw(b"true")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line of a batch. number: the line's number, from 1. body: the request as JSON. error: why the line is invalid."""
+    """A line of a batch.
+
+    number: the line's number, from 1.
+    body: the request as JSON.
+    error: why the line is invalid; None if it is valid.
+    """
 
     number: int
     custom_id: str | None = None
@@ -111,7 +116,7 @@ def _read_line(number: int, text: bytes, seen: set[str]) -> BatchLine:
 
 
 class _Texts(Struct, frozen=True):
-    """The fields of a request that decide its place in the order."""
+    """The fields of a request from which `in_order` computes the request's place."""
 
     messages: list[dict[str, object]] = []
     documents: list[object] | None = None
@@ -126,9 +131,10 @@ TEXTS = msgspec.json.Decoder(_Texts)
 
 
 def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
-    """Return the lines in the order in which they share the most KV.
+    """Return the lines in an order in which successive lines share as much KV as possible.
 
-    Lines whose prompts start with the same text follow each other, and among these, lines that share documents.
+    Lines whose prompts start with the same text form a group. Within a group, lines that share documents follow each
+    other.
     """
     groups: dict[bytes, list[tuple[bytes, BatchLine, Mapping[str, float]]]] = {}
     for line in lines:
@@ -144,7 +150,7 @@ def in_order(lines: Iterable[BatchLine]) -> list[BatchLine]:
 def _parts(line: BatchLine) -> tuple[bytes, dict[str, float], bytes]:
     """Return the text of a prompt up to its first documents, the documents' lengths by key, and the text after them.
 
-    If the body has an unexpected form, all of it counts as the text before documents.
+    If the body cannot be read, return the whole body as the text before documents, and no documents.
     """
     try:
         texts = TEXTS.decode(line.body)
@@ -197,9 +203,11 @@ class NotAnswers(Exception):
 
 
 class Results:
-    """The file of a batch's answers, one answer a line. Raises NotAnswers and OSError.
+    """The file of a batch's answers, with one answer in each line. Raises NotAnswers and OSError.
 
-    done: the keys of the answered lines. If a killed process wrote only a part of the last line, this part is cut off.
+    A process that was killed may have written only a part of the last line. Opening the file removes this part.
+
+    done: the keys of the lines that are answered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -246,10 +254,11 @@ def _result(text: bytes, number: int) -> Result:
 async def run(
     lines: Sequence[BatchLine], results: Results, ask: Ask, *, num_slots: int, on_answer: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer all lines that have no answer in `results`. A line whose answer has a status in `BUSY` is tried again.
+    """Answer all lines that have no answer in `results`. If an answer's status is in `BUSY`, try the line again later.
 
-    num_slots: how many requests run at a time. `AHEAD` more requests wait in the queue, which prefers requests that
-    share documents. on_answer: called after each line.
+    num_slots: how many requests run at a time. Another `AHEAD` requests wait in the engine's queue, which prefers
+    requests that share documents.
+    on_answer: called after each line.
     """
     left = [line for line in lines if line.key not in results.done]
     ordered = await asyncio.to_thread(in_order, [line for line in left if not line.error])

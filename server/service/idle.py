@@ -1,17 +1,18 @@
 """Work for idle time: abandoned prompts, next turns, sets of documents, likely prefixes.
 
-The work, in order:
+The kinds of work, in the order in which they are done:
 
 1. The rest of a prompt whose client disconnected after more than half of the prompt was computed. The client is likely
    to send the request again.
 2. The next prompt of a client that is about to shorten its history (`Compaction`).
-3. The next turn of each conversation, up to the user's message. Only a few tokens of it are not cached: the answer's
-   last token and the tokens that end the answer. If the template changes the answer, for example by dropping its
-   reasoning, the whole answer is computed again.
-4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: a chat with documents 1 to 5 does not
-   help a chat with document 3 first. So idle prefill computes prompts that start with each document alone, then with
-   pairs, then with larger sets.
-5. With --read-ahead, the server's likeliest documents, after the prefix of chats that search (`LikelyPrefixes`).
+3. The next turn of each conversation, up to the user's message. Most of this prompt is cached already. Only the answer's
+   last token and the template's tokens after the answer are computed. If the template changes the answer, for example by
+   dropping its reasoning, the whole answer is computed again.
+4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: if one chat has documents 1 to 5, its KV is
+   useless to a chat that starts with document 3. So idle prefill computes prompts with each document alone, then with
+   pairs of documents, then with larger sets.
+5. With --read-ahead, prompts that end with one of the server's likeliest documents (`LikelyPrefixes`). They start like
+   the chats that search.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ PAUSE = 0.05  # seconds without a request before work starts: about a step's tim
 
 
 class Backlog:
-    """Items of work in order of arrival. Their number and their bytes are bounded, since idle time may never come.
+    """Items of work in order of arrival.
 
-    The oldest items are dropped first.
+    The number of items and their bytes are bounded, since idle time may never come. Beyond the bounds, the oldest items
+    are dropped.
     """
 
     def __init__(self, max_number: int, max_bytes: int, *, oldest_first: bool = False) -> None:
@@ -63,7 +65,7 @@ class Backlog:
         return self.oldest if self._oldest_first else next(reversed(self._items))
 
     def add(self, item: Work) -> None:
-        """Add an item, unless it alone exceeds the bound in bytes. It replaces an equal item."""
+        """Add an item, in place of an equal item. An item that alone exceeds the bound in bytes is not added."""
         self.remove(item)
         num_bytes = item.num_bytes
         if num_bytes > self._max_bytes:
@@ -86,15 +88,17 @@ class Backlog:
 
 
 class IdlePrefill:
-    """Does the work of this module in idle time. Next turns are computed oldest first, all other work newest first.
+    """Does the work of this module in idle time. For the event loop only.
 
-    It has one generation at a time in the engine's background. An arriving request aborts the generation, and the work
-    resumes when the server is idle. For the event loop only.
+    Next turns are computed oldest first, all other work newest first. One generation at a time runs in the engine's
+    background. When a request arrives, the generation is aborted. The work resumes when the server is idle again.
 
-    sessions: predicts how clients shorten their histories. open: the requests that the engine has not ended yet.
-    num_arriving: the number of requests whose prompts are being made. next_turns: whether to do kinds 1 to 3 of the
-    work. num_sets: the most sets of documents to compute after an answer. prefixes: the likely prefixes with the
-    server's documents; None until the server's documents are open.
+    sessions: predicts how clients shorten their histories.
+    open: the requests that the engine has not ended yet.
+    num_arriving: the number of requests whose prompts are being made.
+    next_turns: whether to do kinds 1 to 3 of the work.
+    num_sets: the most sets of documents to compute after an answer.
+    prefixes: the likely prefixes with the server's documents; None until the server has opened its documents.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class IdlePrefill:
 
     @property
     def done(self) -> bool:
-        """Whether no work remains or runs."""
+        """Whether no work waits and none runs."""
         return not (self._task or self._has_work)
 
     @property
@@ -120,11 +124,11 @@ class IdlePrefill:
 
     @property
     def num_bytes(self) -> int:
-        """About how many bytes of memory all backlogs take."""
+        """The memory that all backlogs take, in bytes (an estimate)."""
         return sum(backlog.num_bytes for backlog in self._backlogs)
 
     def add(self, answered: AnsweredChat, prompt: ChatPrompt) -> None:
-        """Queue the prompts that are likely after an answer. prompt: the prompt of the answered request."""
+        """Queue the prompts that are likely to come after an answer. prompt: the prompt of the answered request."""
         if self.prefixes and answered.found is not None:
             self.prefixes.note(SharedPrefix.of(answered.scope, answered.options, answered.entries), answered.found)
         if self._next_turns:
@@ -137,36 +141,39 @@ class IdlePrefill:
             self._sets.add(LikelyPrompts(answered.scope, prompts, answered.num_bytes))
 
     def add_abandoned(self, generation: Generation) -> None:
-        """Queue the rest of a disconnected client's prompt, if more than half of it is computed and it may be cached."""
+        """Queue the rest of a disconnected client's prompt.
+
+        Nothing is queued if less than half of the prompt is computed, or if the prompt may not be cached.
+        """
         request = generation.request
         abandoned = AbandonedPrompt(request.prompt, request.index_scope, request.session)
         if self._next_turns and abandoned.scope.is_shared and generation.is_past_half:
             self._abandoned.add(abandoned)
 
     def resume(self) -> None:
-        """Start the work, unless it runs already, no work remains, or a request is open or arriving."""
+        """Start the waiting work, if none runs yet and no request is open or arriving."""
         is_idle = not (self._open or self.num_arriving)
         if is_idle and self._task is None and self._has_work:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def look_again(self) -> None:
-        """Choose again which documents to read ahead, since the server's documents have changed."""
+        """Choose again which documents to read ahead. Called after the server's documents have changed."""
         if self.prefixes is not None:
             self.abort()
             self.prefixes.renew()
             self.resume()
 
     def stop(self) -> None:
-        """Stop for a submitted request. The engine ends the background generation by itself."""
+        """Stop the work, but do not drop its generation: the engine itself ends it when a request is submitted."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     @contextmanager
     def giving_way(self) -> Iterator[None]:
-        """Stop while a `with` block makes the prompt of an arriving request, so that all cores are free for it.
+        """Stop the work during a `with` block that makes a request's prompt, so that the block can use all cores.
 
-        Try to resume after the block.
+        After the block, the work resumes unless a request is open or arriving.
         """
         self.num_arriving += 1
         if self._task is not None:
@@ -178,12 +185,12 @@ class IdlePrefill:
             self.resume()
 
     def abort(self) -> None:
-        """Stop, and take the current generation out of the engine. Its computed tokens stay cached."""
+        """Stop the work, and take its generation out of the engine. The computed tokens stay cached."""
         self.stop()
         self._ahead.drop()
 
     def forget(self, scope: str) -> None:
-        """Abort, and drop all work of a scope."""
+        """Abort the running work, and drop all waiting work of a scope."""
         self.abort()
         for backlog in self._backlogs:
             backlog.forget(scope)

@@ -1,8 +1,8 @@
 """Likely prefixes: the common start of chats that search the server's documents, followed by one document.
 
-Only a prefix can be reused. So a document that was read ahead helps a new question only as the first document, after
-the same system message. The prefixes have the system message of the newest chats that searched; before the first such
-chat, they have none.
+Only a prefix can be reused. So a chat can reuse a document that was read ahead only if the document is its first one and
+its system message is the same. The likely prefixes have the system message of the newest chats that searched. Before the
+first such chat, they have no system message.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MARGIN = 2  # documents are chosen for this many budgets, since the index only e
 class SharedPrefix:
     """The common start of chats that search.
 
-    options: the fields of a request without its messages, as JSON. instructions: the messages at the start of the chat
-    that instruct the model.
+    options: the fields of a request without its messages, as JSON.
+    instructions: the messages with instructions at the start of the chat, such as the system message, as JSON.
     """
 
     scope: Scope
@@ -53,7 +53,7 @@ class SharedPrefix:
 
     @classmethod
     def first(cls, scope: Scope) -> SharedPrefix:
-        """Return the prefix to use before the first chat: the prefix of a chat that sets no option but `retrieval`."""
+        """Return the prefix to use until a chat has searched: the prefix of a chat whose only option is `retrieval`."""
         return cls(scope, msgspec.json.encode(ChatRequest(messages=[], retrieval=True, cache_scope=scope.name)))
 
     @classmethod
@@ -66,10 +66,14 @@ class SharedPrefix:
         return (self.scope, self.instructions) == (other.scope, other.instructions)
 
     def chat(self, chunks: Sequence[StoredChunk]) -> ChatRequest:
-        """Return a chat with one question about documents. This takes time if options or instructions are large."""
+        """Return a chat with these documents and a placeholder question.
+
+        Call this method in a thread: it takes time if the options or the instructions are large.
+        """
         messages: list[dict[str, JsonValue]] = [*map(msgspec.json.decode, self.instructions), dict(QUESTION)]
         found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]
-        # A document that is read separately also attends to the prefix alone, so its chats need no prefixes of their own.
+        # A document that is read separately attends only to the prefix, like the first document of any other chat. So these
+        # prefixes also serve chats whose documents are read separately.
         options = decode(self.options, ChatRequest)
         return msgspec.structs.replace(options, messages=messages, documents=found, documents_attention="joint")
 
@@ -78,7 +82,7 @@ class SharedPrefix:
 class LikelyPrefix:
     """A prompt that ends with a document.
 
-    number: the document's number in the index. num_tokens: the length of the document alone.
+    number: the document's number in the index. num_tokens: the number of the document's tokens, without the prefix.
     """
 
     prompt: ChatPrompt
@@ -90,10 +94,12 @@ class LikelyPrefix:
 class LikelyPrefixes:
     """The likely prefixes, the likeliest first. For the event loop only.
 
-    prefix: the prefix to use before the first chat. most_tokens: the budget, in tokens of all prefixes together.
-    state_tokens: returns the number of tokens whose KV takes as much memory as a recurrent state, which is known after
-    the model's warm-up. num_documents, num_tokens: the documents computed so far, and their tokens. has_files: whether
-    all files are read, so that the likeliest documents are known.
+    prefix: the prefix to use until a chat has searched.
+    most_tokens: the budget: the most tokens that all prefixes may have together.
+    state_tokens: returns how many tokens' KV takes as much memory as one recurrent state. The number is not known before
+        the model's warm-up.
+    num_documents, num_tokens: the number of documents computed so far, and of their tokens.
+    has_files: whether all files are read, so that the likeliest documents are known.
     """
 
     def __init__(
@@ -117,14 +123,14 @@ class LikelyPrefixes:
 
     @property
     def has_more(self) -> bool:
-        """Whether documents may remain to be computed."""
+        """Whether there may be documents that are still to be computed."""
         return self.has_files and (self._left is None or bool(self._left))
 
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Learn from a chat that searched. found: the ids of the documents in its prompt.
 
-        After the first chat, new instructions are used only once two successive chats have them. So instructions with
-        the time of day, which never come twice, are not used.
+        The prefixes get the instructions of the first chat. Later they get other instructions only if two successive
+        chats have them. So instructions that contain the time of day, and never come twice, are not used.
         """
         if self._last is None or self._last.is_like(prefix):
             self._prefix = prefix
@@ -133,17 +139,17 @@ class LikelyPrefixes:
         self.renew()
 
     def renew(self) -> None:
-        """Look up the likeliest documents again, since a chat has used some documents or files have changed."""
+        """Look up the likeliest documents again. Called after a chat has used documents, and after files have changed."""
         self._left = None
 
     def forget(self, scope: str) -> None:
-        """If the dropped scope is the scope of the prefix in use, compute nothing until the next change."""
+        """Handle the drop of a scope. If the likely prefixes have this scope, compute none until `renew` is called."""
         if scope == self._prefix.scope.name:
             self._left, self._tokens = deque(), {}
             self.num_documents = self.num_tokens = 0
 
     async def compute(self, ahead: Ahead) -> None:
-        """Compute prefixes until the budget is used up, or until one prefix has found no room in `TRIES` tries."""
+        """Compute prefixes until the budget is used up, or until `TRIES` tries in a row have failed for lack of room."""
         tries = TRIES
         while tries and (likely := await self.next()):
             if await self._is_computed(likely, ahead):
@@ -154,9 +160,9 @@ class LikelyPrefixes:
                 await asyncio.sleep(AGAIN)
 
     async def next(self) -> LikelyPrefix | None:
-        """Return the next prefix; None: the budget is used up, or no document remains.
+        """Return the next prefix to compute; None if the budget is used up or no document remains.
 
-        Further calls return a prefix of the same document until it is counted as computed.
+        Until the caller counts this prefix as computed (`_count`), the method returns a prefix of the same document.
         """
         if not self.has_more:
             return None
@@ -180,7 +186,7 @@ class LikelyPrefixes:
         return None
 
     async def _is_computed(self, likely: LikelyPrefix, ahead: Ahead) -> bool:
-        """Compute a prefix, unless it is cached in some tier. False: it found no room, or a request came."""
+        """Compute a prefix, unless some tier has it. Return False if there is no room for it or a request arrived."""
         prompt, scope, view = likely.prompt, likely.scope, ahead.view
         if not (await view.missing(prompt, scope)).tokens:
             return True
@@ -205,7 +211,10 @@ class LikelyPrefixes:
         self.num_tokens += tokens
 
     async def _look_up(self) -> deque[int]:
-        """Return the numbers of the likeliest documents, including documents that are computed already."""
+        """Return the numbers of the likeliest documents, including those that are computed already.
+
+        This sets the counts of computed documents to 0: `next` counts the documents again.
+        """
         uses, self._uses = self._uses, Counter()
         numbers = await asyncio.to_thread(self._choose, uses)
         shared = await self._builder.threads.run(0, self._make_shared)

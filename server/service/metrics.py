@@ -54,7 +54,11 @@ OF_LLAMA_SERVER = (
 
 @dataclass(slots=True)
 class Rate:
-    """A rate of tokens. seconds: the time of all finished requests. recent: tokens and seconds of each of the last ones."""
+    """A rate of tokens.
+
+    seconds: the time that all finished requests took together.
+    recent: the tokens and the seconds of each of the last `RECENT` requests.
+    """
 
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -72,8 +76,9 @@ class Rate:
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    open: the requests that the engine has not ended yet. parts, times: the reports of the devices at the start. Later
-    the devices may be computing, so they are not queried again.
+    open: the requests that the engine has not ended yet.
+    parts, times: what the devices reported, and their measured times, when the server started. A scrape does not query
+        the devices again, since they may be computing.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class Metrics:
         self._requests.labels(end).inc()
 
     def seconds_until_room(self, slots: int) -> int:
-        """Estimate the seconds until one of the slots has finished a request, for the header Retry-After."""
+        """Estimate the seconds until a slot becomes free, for the header Retry-After. slots: the number of slots."""
         return max(1, ceil(self._mean_seconds / slots))
 
     def exposition(
@@ -134,7 +139,7 @@ class Metrics:
     ) -> bytes:
         """Return all metrics in Prometheus' text format.
 
-        computed: the counts of texts that became vectors or scores.
+        computed: the counts of the texts for which vectors or scores were computed.
         """
         self._stats, self._computed = stats, computed
         self._folder_index, self._attachments = folder_index, attachments
@@ -218,7 +223,7 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices that have a part of the model. Their values are from the server's start."""
+    """Yield the metrics of the devices that have a part of the model. The values are those of the server's start."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )
@@ -234,7 +239,10 @@ def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
 
 
 def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metric]:
-    """Yield the times of the first device that has layers, if they were measured at this start or an earlier one."""
+    """Yield the measured times of the first device that has layers of the model.
+
+    If no times are known, the metrics have no values.
+    """
     step = GaugeMetricFamily("slotcache_device_step_seconds", "Seconds to compute a token, as measured", labels=["device"])
     labels = ["device", "tokens"]
     chunk = GaugeMetricFamily(
@@ -249,7 +257,7 @@ def _of_times(parts: Sequence[DevicePart], times: Times | None) -> Iterator[Metr
 
 
 def _of_vectors(computed: Computed) -> Iterator[Metric]:
-    """Yield the metrics of texts that became vectors or scores."""
+    """Yield the metrics about vectors and scores."""
     for name, help, number in (
         ("texts", "Texts that became vectors or scores", computed.texts),
         ("tokens", "Tokens of the texts that became vectors or scores", computed.tokens),

@@ -1,8 +1,8 @@
-"""The served models: a single one, or several that take turns on a device.
+"""The served models: a single model, or several models that take turns on a device.
 
 After its first load, a model keeps its engine, its queue, its prefix tree and its KV in host memory. `Sleep` frees only
-the weights and the device's cells. A request waits in the engine of its model, and the engine requests the device.
-Models get their turns in the order of these requests.
+the weights and the device's cells. A client's request waits in the engine of its model, and the engine asks for a turn on
+the device. Models get their turns in the order in which their engines ask.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "fai
 class Loaded:
     """A loaded model with all parts that serve its requests.
 
-    service: None for an encoder, which generates no text. folder_index: None without --docs.
+    service: None if the model is an encoder, which generates no text.
+    folder_index: None without --docs.
     """
 
     service: Service | None
@@ -58,7 +59,7 @@ class Loaded:
     folder_index: FolderIndex | None
 
     async def close(self, why: str, *, keeps_vocabulary: bool) -> None:
-        """Free all parts while the server runs on.
+        """Free all parts of this model while the server keeps running.
 
         why: the error message for waiting requests. keeps_vocabulary: as in `Service.close`.
         """
@@ -75,7 +76,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class FileHead:
-    """Facts about a model from its file alone, without a load. problem: why the file cannot be read; empty if it can."""
+    """Facts about a model that are read from its file without loading the model.
+
+    stamps: the stamps of the model's files when they were read.
+    problem: why the file cannot be read; empty if it can be read.
+    """
 
     stamps: dict[Path, Stamp]
     facts: dict[str, Any]
@@ -86,11 +91,18 @@ class FileHead:
 class ModelEntry:
     """A model and its state.
 
-    loaded: set by the first load. opening: the result or the failure of the first load. checking: the check of the
-    model's files before a later load. closing: the task that frees the model which the file contained before. value:
-    unloaded, loading, loaded or failed. is_ending: whether the model's turn is about to end. failure: why the model
-    failed. stamps: the stamps of the files at the last try. num_turns: how many turns the model has had. num_bytes: the
-    size of weights and cells, known after a load. head: see `Models.look`.
+    loaded: the model with its parts; None before the first load.
+    opening: a future with the result of the first load; None if that load has not been requested or has failed.
+    checking: the task that checks the model's files before a later load.
+    closing: if the file's content has changed, the task that frees the model that was in the file before.
+    value: the state: `unloaded`, `loading`, `loaded` or `failed`.
+    is_ending: whether the model's turn is about to end.
+    failure: why the model failed.
+    stamps: the stamps of the files at the last attempt at a first load. A failed attempt is not repeated until the files
+        change.
+    num_turns: how many turns the model has had.
+    num_bytes: the size of the weights and the cells; 0 before the first load.
+    head: the result of `Models.look`; None before the first call.
     """
 
     name: str
@@ -118,11 +130,11 @@ class ModelEntry:
 
     @property
     def is_placed(self) -> bool:
-        """Whether the model takes up a place on the device."""
+        """Whether the model is on the device or is being loaded there."""
         return self.value in ("loading", "loaded")
 
     def status(self) -> dict[str, object]:
-        """Return the status in the form of llama-server's router, with the reason if the model failed."""
+        """Return the status in the form of llama-server's router. If the model failed, the status has the reason."""
         status: dict[str, object] = {"value": LISTED[self.value]}
         return status | {"failed": True, "reason": self.failure} if self.value == "failed" else status
 
@@ -130,7 +142,7 @@ class ModelEntry:
 def named_files(settings: Settings) -> dict[str, Path]:
     """Return the files of -m and --models-dir by the models' names.
 
-    Raises SettingsError if two files have the same name.
+    Raises SettingsError if two models have the same name.
     """
     given = [_named(text) for text in filter(None, settings.model.split("\n"))]
     if settings.models_dir:
@@ -165,7 +177,10 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def entries_of(settings: Settings) -> list[ModelEntry]:
-    """Return the models that share the device, in order; empty if a single model is served. Raises SettingsError."""
+    """Return the models that share the device, in order. If a single model is served, return an empty list.
+
+    Raises SettingsError.
+    """
     if not (settings.models_dir or "\n" in settings.model or ("=" in settings.model and not Path(settings.model).exists())):
         return []
     files = named_files(settings)
@@ -184,23 +199,24 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
 
 
 class Opener(Protocol):
-    """Loads a model for the first time. The model's engine does all later loads."""
+    """Loads models for the first time. For all later loads, a model's own engine is responsible."""
 
     def open(self, entry: ModelEntry) -> Loaded:
-        """Load a model; runs in a thread. Raises ModelError and FolderError."""
+        """Load a model. Called in a thread. Raises ModelError and FolderError."""
         ...
 
     def start(self, loaded: Loaded) -> None:
-        """Start the engine of a model that `Models.adopt` has taken over."""
+        """Start the engine of a loaded model. Called after `Models.adopt`."""
         ...
 
 
 class Models:
-    """Gives the device to models in turn. For the event loop only; engines report through the loop.
+    """Gives the device to models in turn. For the event loop only: engines call this object through the loop.
 
-    entries: the models by name. A single model keeps the device, and gets its entry once it is loaded. takes_turns:
-    whether the server was started for several models, which share the device. served: the loaded first model. While a
-    new version of it loads and other models are served, `served` has the former version.
+    entries: the models by name. A single model has no entry until it is loaded.
+    takes_turns: whether the server was started for several models, which share the device. A single model keeps it.
+    served: the first model, once it is loaded. If its file changes, `served` is still the old model while other models
+        are served and the new model loads.
     """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
@@ -227,9 +243,10 @@ class Models:
         return next(iter(self.entries.values()))
 
     def find(self, name: str | None) -> ModelEntry:
-        """Return the model of this name. Raises RequestError 404 if there is none.
+        """Return the model of this name. Without a name, return the first model.
 
-        The result is the first model if no name is given, or if the name is unknown and the settings accept any name.
+        If the name is unknown and several models are served, raise RequestError 404, unless the settings accept any name.
+        In all other cases an unknown name stands for the first model.
         """
         if not name:
             return self.first
@@ -245,12 +262,12 @@ class Models:
         return {one.name: one for one in loaded.vectors.workers if one.name not in self.entries} if loaded else {}
 
     def find_beside(self, name: str | None) -> EmbeddingWorker | None:
-        """Return the embedding model or the reranker of this name; None if neither has it."""
+        """Return the embedding model or the reranker of this name; None if neither has this name."""
         return self.beside.get((name or "").removesuffix(LATEST))
 
     @property
     def failure(self) -> str:
-        """Why no model can answer; empty if a model can."""
+        """Why no model can answer; empty if any model can."""
         if self.served is not None and not self.takes_turns:
             sleepers = [self.served.service.engine.sleep] if self.served.service else self.served.vectors.workers
             return next((one.failure for one in sleepers if one.failure), "")
@@ -264,11 +281,14 @@ class Models:
     # ---- changes ---------------------------------------------------------------------------------------------------
 
     async def ready(self, entry: ModelEntry) -> Loaded:
-        """Return a model. If it was never loaded, wait for its first load.
+        """Return a model. If it was never loaded, load it and wait.
 
-        Raises RequestError 503, or 429 if too many requests wait for the load. If the caller is cancelled, the load
-        goes on for other callers. A failed model is tried again once its files change. If the file now contains another
-        model, that model counts as never loaded.
+        Raises RequestError: 429 if too many requests wait for this load, and 503 if the load fails or the server is
+        shutting down. If the caller is cancelled, the load goes on for other callers. A failed first load is not tried
+        again until the files change.
+
+        If a model was loaded before but is not on the device, its file is checked. If the file now contains another
+        model, the old model is dropped and the new model is loaded.
         """
         if self._closed:
             raise _shutting_down()
@@ -297,8 +317,8 @@ class Models:
     async def look(self, entry: ModelEntry, describe: Callable[[Model], dict[str, Any]]) -> FileHead:
         """Return the facts that `describe` finds in a model's metadata and vocabulary. The weights are not read.
 
-        describe: must be the same function in all calls. A file is read once, and again after it has changed. Only one
-        file is read at a time, in a thread.
+        The facts are kept until the file changes, so `describe` must be the same function in all calls. One file is read
+        at a time, in a thread.
         """
         async with self._looking:
             if entry.head is None or entry.head.stamps != _stamps(entry.path):
@@ -306,12 +326,12 @@ class Models:
             return entry.head
 
     def retry(self, entry: ModelEntry) -> None:
-        """Let the next request try to load a failed model again."""
+        """If a model failed, let the next request try to load it again, although its files have not changed."""
         if entry.value == "failed":
             entry.value, entry.stamps = "unloaded", {}
 
     def serve(self, loaded: Loaded | None) -> None:
-        """Serve the loaded first model. None: the only model is being loaded again, from a changed file."""
+        """Serve the first model, which is now loaded. None: the only model is being loaded again, from a changed file."""
         self.served = loaded
         if not self.takes_turns:
             self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
@@ -322,12 +342,12 @@ class Models:
             self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
-        """Adopt the first model as in `adopt`, and serve the other models from now on."""
+        """Call `adopt` with the loaded first model. From now on other models can be loaded, too."""
         self.opener = opener
         self.adopt(self.first, first, seconds)
 
     def adopt(self, entry: ModelEntry, loaded: Loaded, seconds: float) -> None:
-        """Take over a loaded model whose engine has not started, and begin its turn. seconds: how long the load took."""
+        """Begin the first turn of a loaded model whose engine has not started. seconds: how long the load took."""
         entry.loaded, entry.value, entry.failure = loaded, "loaded", ""
         entry.began, entry.num_turns = perf_counter(), entry.num_turns + 1
         if loaded.service is None:
@@ -359,7 +379,10 @@ class Models:
             service.engine.resize_host(self._budget // len(services))
 
     def want(self, entry: ModelEntry) -> None:
-        """Queue a model for the device, unless it already waits, or is on the device and its turn goes on."""
+        """Queue a model for a turn on the device.
+
+        Do nothing if the model already waits for a turn, or if it has a turn that is not about to end.
+        """
         if self._closed or entry in self._waiting or (entry.is_placed and not entry.is_ending):
             return
         self._waiting.append(entry)
@@ -372,7 +395,7 @@ class Models:
             entry.loaded.service.engine.sleep.end_turn(0)
 
     def close(self) -> None:
-        """Give no more turns. Requests that wait for a first load end with an error."""
+        """Give no more turns. End the requests that wait for a model's first load with an error."""
         self._closed = True
         self._waiting.clear()
         for entry in self.entries.values():
@@ -381,7 +404,7 @@ class Models:
                 entry.opening.exception()  # marks the error as read, since no request may be waiting any more
 
     async def settled(self) -> None:
-        """Wait for the end of all loads that run now, and of replaced models that are being freed."""
+        """Wait until the loads that run now have ended, and until replaced models are freed."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ---- turns -----------------------------------------------------------------------------------------------------
@@ -409,7 +432,10 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _load(self, entry: ModelEntry) -> None:
-        """Load a model again. If the load cannot start, the model's requests fail, and a later request tries again."""
+        """Load a model that was loaded before.
+
+        If the load cannot start, the requests that wait for the model fail. The next request for it tries again.
+        """
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
         try:
@@ -421,7 +447,10 @@ class Models:
             sleep.grant()
 
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
-        """Unload the embedding model and the reranker, if this model would be one too many or memory is short."""
+        """Unload the embedding model and the reranker if a model cannot be loaded next to them.
+
+        This is the case if more models would be in memory than --models-loaded allows, or if too little memory is free.
+        """
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
         is_short = model.device is None and entry.num_bytes > free_memory()
@@ -429,9 +458,9 @@ class Models:
             await asyncio.to_thread(self._make_room)
 
     def _make_room(self) -> bool:
-        """Unload the embedding model and the reranker, unless they compute. Return whether one was unloaded.
+        """Unload the embedding model and the reranker, except one that is computing. Return whether any was unloaded.
 
-        Not for the event loop.
+        Must not be called in the event loop.
         """
         return any([worker.unload_now() for worker in self.beside.values()])
 
@@ -452,7 +481,7 @@ class Models:
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. If this fails, load the model again that was unloaded to make room."""
+        """Load a model for the first time. If this fails, bring back the model that was unloaded to make room for it."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # `wait` raises no error of the task
@@ -504,7 +533,7 @@ class Models:
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
-        """Load a model next to the embedding model and the reranker. If that fails, unload these two and try again."""
+        """Load a model next to the embedding model and the reranker. If this fails, unload these two and try again."""
         assert self.opener is not None
         try:
             return self.opener.open(entry)
@@ -524,12 +553,15 @@ class Models:
         self._bring_back()
 
     def _bring_back(self) -> None:
-        """Load the model again that was unloaded for a failed model, unless another model waits."""
+        """After a model failed to load, reload the model that was unloaded for it. If another model waits, do nothing."""
         if self._last is not None and self._last.loaded and self._last.loaded.service and not self._waiting:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Check that a model's file still contains the model. If not, replace the model. Raises RequestError 503."""
+        """Check that a model's file still contains this model. If it contains another model, replace the loaded one.
+
+        Raises RequestError 503 if the file cannot be used.
+        """
         try:
             await asyncio.to_thread(loaded.vectors.model.weights.check)
         except ChangedFile:
@@ -548,7 +580,7 @@ class Models:
     def _replace(self, entry: ModelEntry, loaded: Loaded) -> None:
         """Drop a model and its cache, because its file now contains another model.
 
-        The waiting requests of the dropped model end with an error.
+        Requests that wait for the dropped model end with an error.
         """
         logger.info("the file of %s has changed: the model in it will be loaded", entry.name)
         entry.loaded, entry.opening, entry.value, entry.failure = None, None, "unloaded", ""
@@ -564,7 +596,7 @@ class Models:
         entry.closing.add_done_callback(self._tasks.discard)
 
     def _check(self, entry: ModelEntry) -> None:
-        """Raise RequestError 503 for a model that cannot be loaded, before another model is unloaded for it."""
+        """Raise RequestError 503 if a model cannot be loaded. Called before another model is unloaded to make room."""
         stamps = _stamps(entry.path)
         if entry.value == "failed" and entry.stamps == stamps:
             raise _not_loaded(entry)
@@ -577,7 +609,10 @@ class Models:
     # ---- shown -----------------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[str, object]:
-        """Return the status of the models, the embedding model and the reranker, by name; empty for a single model."""
+        """Return the status of all models by name, including the embedding model and the reranker.
+
+        If a single model is served, return no fields.
+        """
         if not self.takes_turns:
             return {}
         shown: dict[str, object] = {"models": {entry.name: entry.value for entry in self.entries.values()}}
@@ -588,7 +623,10 @@ class Models:
         return shown | {"beside": beside} if beside else shown
 
     def status_beside(self, name: object) -> dict[str, object]:
-        """Return the status of an embedding model or a reranker in the form of llama-server's router; empty: unknown."""
+        """Return the status of an embedding model or a reranker in the form of llama-server's router.
+
+        If the name is unknown, return no fields.
+        """
         if (worker := self.beside.get(str(name))) is None:
             return {}
         status: dict[str, object] = {"value": LISTED[_status(worker)]}

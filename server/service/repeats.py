@@ -1,4 +1,4 @@
-"""Requests that repeat an earlier request: the prefix of its prompt, or its whole body, which was refused."""
+"""Detects requests that repeat an earlier request: prompts with the same prefix, and bodies that were refused before."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ class Repeats:
         self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt. Return how many of its first tokens an earlier prompt of the client has, too.
+        """Remember a prompt. Return the length of the longest prefix that it shares with an earlier prompt of the client.
 
-        The number is rounded down to a multiple of `STRIDE`. Once a client has been warned with a number above 0, the
-        result for it is always 0. model: the model's name, since two models never share KV.
+        The length is a number of tokens, rounded down to a multiple of `STRIDE`. Each client is warned once: after a
+        result above 0, all later results for this client are 0.
+
+        model: the model's name. Prompts of different models are not compared, since they never share KV.
         """
         if client in self._warned:
             return 0
@@ -58,7 +60,10 @@ class Repeats:
 
 
 def _digests(client: Client, prompt: ChatPrompt) -> Iterator[bytes]:
-    """Yield a digest of each prefix before the first documents, since their order is not known yet."""
+    """Yield digests of a prompt's prefixes, one for each multiple of `STRIDE` tokens.
+
+    The prefixes end before the first documents, since the order of the documents is not known yet.
+    """
     digest = blake2b("\0".join(client).encode("utf-8", "replace"), digest_size=16)
     tokens = _first_tokens(prompt)
     for end in range(STRIDE, len(tokens) + 1, STRIDE):
@@ -96,7 +101,7 @@ MOST_REFUSED = 32  # remembered bodies, by digest
 
 
 class Refusals:
-    """The newest refusals, by a digest of path, model and body, each with the number of its repetitions."""
+    """The errors of recently refused bodies, by a digest of path, model and body. Counts how often a body is repeated."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[RequestError, int]] = OrderedDict()  # the least recently used first
@@ -105,9 +110,9 @@ class Refusals:
         return bool(self._kept)
 
     def find(self, key: bytes, path: str) -> RequestError | None:
-        """Return the error of an equal body that was refused; None if there was none.
+        """Return the error with which an equal body was refused; None if no equal body was.
 
-        The log notes the 1st, 10th, 100th, ... repetition.
+        The 1st, 10th, 100th, ... repetition is logged.
         """
         if key not in self._kept:
             return None
@@ -124,7 +129,7 @@ class Refusals:
 
 
 def is_lasting(asked: Options, error: RequestError) -> bool:
-    """Return whether a body with this error would be refused every time, for as long as the server runs."""
+    """Return whether a body that was refused with this error would be refused again, for as long as the server runs."""
     continues = isinstance(asked, OpenAIFields) and (asked.conversation, asked.previous_response_id) != (None, None)
     return error.code == TOO_LONG and not continues and not (isinstance(asked, ChatRequest) and asked.retrieves)
 

@@ -1,4 +1,4 @@
-"""A loaded model with all the parts that serve it, for the routes."""
+"""The service of a loaded model: the routes use it to accept, submit and abandon requests."""
 
 from __future__ import annotations
 
@@ -50,15 +50,19 @@ NAMELESS = "volatile has no effect without a `session_id` or `cache_scope`: a pr
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Service:
-    """A loaded model, as the routes use it to accept, submit and abandon requests. For the event loop only.
+    """A loaded model with all parts that serve its requests. For the event loop only.
 
-    name: the model's name in answers. build: the versions of llama.cpp and of this server. fingerprint: OpenAI's field,
-    made of the build, the model and the settings. parts: the model's share on each device. decision: how the model was
-    fitted to memory; None: llama.cpp could not count the memory. template: the chat template. open: the submitted
-    generations that the engine has not ended yet, each with the turn to store at its end, or None. _unattended: the
-    generations that go on without their clients, oldest first, each with its client. _wholes: the generations whose
-    whole answer will be stored, each with a function that makes it. _keeping: the tasks that store whole answers, by
-    the answer's id.
+    name: the model's name in answers.
+    build: the versions of llama.cpp and of this server.
+    fingerprint: OpenAI's field `system_fingerprint`, made of the build, the model and the settings.
+    template: the chat template.
+    parts: the model's share on each device.
+    decision: how the model was fitted to memory; None if llama.cpp could not count the memory.
+    open: the submitted generations that the engine has not ended yet. The value is the turn that is stored at the end of
+        the generation, or None if no turn is stored.
+    _unattended: the generations that go on without their clients, oldest first. The value identifies the client.
+    _wholes: the generations whose whole answer will be stored. The value is a function that makes the answer's JSON.
+    _keeping: the tasks that store whole answers, by the answer's id.
     """
 
     settings: Settings
@@ -100,9 +104,12 @@ class Service:
     ) -> Prepared:
         """Check a request, and build its prompts in a thread. A chat may continue a stored answer. Raises RequestError.
 
-        num_bytes: the size of the body. open_turn: as in `PromptBuilder.chat`. id: the answer's id; empty: a new id.
-        found: the documents of the server's search. wake: how the request wakes a sleeping model; `Sleep.bring` if no
-        client waits for an answer, `Sleep.expect` if nothing is computed.
+        num_bytes: the size of the body.
+        open_turn: as in `PromptBuilder.chat`.
+        id: the answer's id; empty: a new id.
+        found: the documents of the server's search.
+        wake: how the request wakes a sleeping model: `Sleep.wake` if a client waits for the result, `Sleep.bring` if no
+            client waits for it, and `Sleep.expect` if nothing is computed.
         """
         wake(self.engine.sleep)
         asked.check()
@@ -122,7 +129,10 @@ class Service:
             return await self._constrained(await self.builder.threads.run(num_bytes, build))
 
     async def _taken(self, asked: ChatRequest, num_bytes: int) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-        """Return a chat in this server's form, its cache breakpoints, and warnings. Raises RequestError."""
+        """Return a chat with all parts in this server's form (see `content.take`), its cache breakpoints, and warnings.
+
+        Raises RequestError.
+        """
         taken = partial(take, asked, self.builder.takes_tool_documents(asked))
         asked, breakpoints, warnings = taken() if num_bytes < LARGE else await asyncio.to_thread(taken)
         if asked.volatile == "move" and not asked.is_named:
@@ -158,7 +168,7 @@ class Service:
         return Prepared(id, prompts, asked, sampling, echoes=echoes, scores_prompts=scores, grammar_spec=grammar_spec)
 
     async def _constrained(self, prepared: Prepared) -> Prepared:
-        """Return a request with its compiled grammar, if it has one. Raises RequestError for an unusable grammar."""
+        """If a request has a grammar, compile it and return the request with it. Raises RequestError for a bad grammar."""
         grammar_spec = prepared.grammar_spec
         if grammar_spec is None:
             return prepared
@@ -190,19 +200,23 @@ class Service:
     async def prefetch(self, key: Hashable, asked: ChatRequest, num_bytes: int, *, open_turn: bool = False) -> bool:
         """Prefill the prompt of a chat before the chat is sent. Raises RequestError.
 
-        False: no slot is idle, or too many prompts wait. key: as in `compute_ahead`. num_bytes: as in `accept`.
-        open_turn: whether the prompt ends with the chat's documents.
+        Return False if no slot is idle, or if too many prompts wait to be computed ahead.
+
+        key: as in `compute_ahead`. num_bytes: as in `accept`. open_turn: whether the prompt ends with the chat's
+        documents.
         """
         if self.is_full:
             return False
         return await self.compute_ahead(key, await self.accept(asked.prefill_only(), num_bytes, open_turn, wake=Sleep.bring))
 
     async def warm_up(self, key: Hashable, asked: ChatRequest, num_bytes: int) -> bool:
-        """Prefill the text that precedes a chat's last documents, ahead of the chat. Raises RequestError.
+        """Prefill the text that precedes a chat's last documents, before the chat is sent. Raises RequestError.
 
-        False: the text is cached or too short, no slot is idle, or too many prompts wait. A short text is not computed,
-        since alone it would be rounded differently than as the prefix of a whole prompt. key, num_bytes: as in
-        `prefetch`.
+        Return False if the text is cached or too short, if no slot is idle, or if too many prompts wait to be computed
+        ahead. A text of fewer than `recompute_last` tokens is too short: in such a small batch its KV would be rounded
+        differently than in the batch of a whole prompt.
+
+        key, num_bytes: as in `prefetch`.
         """
         if self.is_full:
             return False
@@ -213,10 +227,11 @@ class Service:
         return missing.tokens > 0 and await self.compute_ahead(key, prepared)
 
     async def compute_ahead(self, key: Hashable, prepared: Prepared) -> bool:
-        """Prefill a prompt on an idle slot before a request for it comes.
+        """Prefill a prompt on an idle slot before its request arrives. Raises RequestError if the prompt is too long.
 
-        False: no slot is idle, or too many prompts wait. Raises RequestError if the prompt is too long. key: a prompt
-        replaces an earlier prompt of the same scope and key.
+        Return False if no slot is idle, or if too many prompts wait to be computed ahead.
+
+        key: a name for the prompt. It replaces an earlier prompt that has the same scope and key.
         """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
@@ -231,13 +246,13 @@ class Service:
         return started
 
     async def room_for(self, scope: str, hits: Sequence[Hit]) -> list[Hit]:
-        """Return as many of the first hits as fit into a chat."""
+        """Return the first hits of a search, as many as fit into a chat."""
         length, room = partial(self.builder.length, scope), int(ROOM * self.submitter.limit)
         return await self.builder.threads.run(0, partial(fitting, hits, room, length))
 
     @property
     def is_full(self) -> bool:
-        """Whether open requests take all slots, so that no prompt is computed ahead."""
+        """Whether there are as many open requests as slots. Then no prompt is computed ahead."""
         return len(self.open) >= self.view.num_slots
 
     async def prompt_text(self, generation: Generation) -> str:
@@ -249,8 +264,9 @@ class Service:
     def disconnect(self, generation: Generation) -> None:
         """Handle a client's disconnect: abandon its generation, or let the generation go on if the request wants that.
 
-        Each conversation has at most one generation without a client. All such generations together may take half of
-        the places for open requests. If they take more, the client that has most of them loses its oldest one.
+        A generation that goes on without its client is called unattended. Each conversation has at most one unattended
+        generation. In all conversations together, at most half of `max_open` generations may be unattended. If there are
+        more, the client with the most unattended generations loses its oldest one.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -265,26 +281,26 @@ class Service:
             self.abandon(next(one for one, whose in self._unattended.items() if whose == client))
 
     def stop_unattended(self, conversation: Conversation) -> None:
-        """End the answer of this conversation that is generated without a client, if there is one."""
+        """End the unattended generation of a conversation, if there is one."""
         for generation in list(self._unattended):
             turn = self.open[generation]
             if turn and turn.ref and turn.ref.conversation is conversation:
                 self.abandon(generation)
 
     def find_open(self, scope: str, id: str) -> Generation | None:
-        """Return the generation of an answer if it is open and not abandoned; otherwise None."""
+        """Return the generation of an answer; None if it is not open or was abandoned."""
         found = (one for one in self.open if one.id == id and one.scope == scope and not one.abandoned)
         return next(found, None)
 
     def stop(self, generation: Generation) -> None:
-        """End an answer, even if its client still reads it. The client then gets a Failure."""
+        """End an answer, even if its client is still reading it. The client gets a Failure."""
         generation.events.put(Failure(RequestError("the answer was stopped", code="answer_stopped")))
         self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
-        """End a generation that no client waits for, unless it has ended or was abandoned already.
+        """End a generation that no client waits for. Do nothing if it has ended or was abandoned before.
 
-        The generation counts as open until the engine has ended it, which takes at most one step.
+        The generation counts as open until the engine has ended it. This takes at most one step.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -295,7 +311,7 @@ class Service:
         ended.add_done_callback(lambda ended: self._close_abandoned(generation, ended))
 
     def _close_abandoned(self, generation: Generation, ended: asyncio.Future[None]) -> None:
-        """Close an abandoned generation once the engine has ended it, or has stopped."""
+        """Close an abandoned generation. Called when the engine has ended the generation, or has itself stopped."""
         if not (ended.cancelled() or ended.exception()):
             self.idle.add_abandoned(generation)
         self._close(generation)
@@ -303,7 +319,7 @@ class Service:
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
         """Count a generation that the engine has ended, and store its answer. Return the final event for its client.
 
-        This method runs before the client can read the event, so the client's next request finds the stored answer.
+        This method runs before the client gets the event. So the client's next request finds the stored answer.
         """
         turn = self.open.get(generation)
         try:
@@ -333,7 +349,10 @@ class Service:
     def _remember(
         self, generation: Generation, turn: PendingTurn, end: End, answer_sources: AnswerSources | None, *, session: str
     ) -> End:
-        """Store a finished turn, and queue idle prefill for the next turn. Return `end` with the conversation's report."""
+        """Store a finished turn, and queue idle prefill for the next turn.
+
+        Return `end` with a report that also has the fields about the conversation.
+        """
         request, layout = generation.request, generation.job.layout
         text = "".join(generation.parts)
         answer, key, is_content = turn.read(text, end.is_cut)
@@ -355,9 +374,9 @@ class Service:
         return replace(end, report=report)
 
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
-        """Store the whole answer with its conversation once the answer ends.
+        """Store the whole answer with its conversation when the answer ends.
 
-        make: returns the answer as JSON; runs in a thread.
+        make: returns the answer as JSON. It is called in a thread.
         """
         self._wholes[generation] = make
 
@@ -371,12 +390,15 @@ class Service:
             del self._keeping[generation.id]
 
     async def kept(self, id: str) -> None:
-        """Wait until the whole answer is stored, if it is being stored now."""
+        """If the whole answer is being stored now, wait until it is stored."""
         if id in self._keeping:
             await asyncio.wait([self._keeping[id]])
 
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
-        """Remember a session's prompt. If it quotes answers to earlier prompts, mark their KV for early eviction.
+        """Remember a prompt of a session, and retire earlier prompts whose answers it quotes.
+
+        For example, an agent quotes the answer of its sub-agent. The sub-agent's prompt is then no longer needed, so KV
+        that only this prompt uses is evicted before all other KV.
 
         entries: the messages of the prompt, and its answer.
         """
@@ -389,7 +411,7 @@ class Service:
                 self.view.retire(session, [(one.scope, one.tokens) for one in done])
 
     def _resume_after(self, generation: Generation, event: Final) -> Final:
-        """Resume the idle prefill that was interrupted to compute this prompt ahead."""
+        """Resume idle prefill, which `compute_ahead` stopped. Return the event unchanged."""
         self.idle.resume()
         return event
 
@@ -402,7 +424,7 @@ class Service:
     def close(self, why: str = "the server is shutting down", *, keeps_vocabulary: bool = False) -> None:
         """End all open requests, and free the model and its parts.
 
-        keeps_vocabulary: keep the model's vocabulary, which running routes may still read.
+        keeps_vocabulary: whether to keep the model's vocabulary, because routes that still run may read it.
         """
         self.engine.stop(why)
         self.view.close()
@@ -421,7 +443,7 @@ class Service:
 
     @property
     def max_open(self) -> int:
-        """The most generations that may run or wait at a time."""
+        """The most generations that may be open: running or waiting."""
         return self.settings.parallel + self.settings.max_queue
 
     def _check_queue(self, num_new: int) -> None:

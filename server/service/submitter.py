@@ -1,4 +1,4 @@
-"""Makes generations for the engine from accepted requests."""
+"""Makes generations from accepted requests. The engine runs the generations."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ SCORED = "the request wants log-probabilities of its prompt, so the whole prompt
 class Prepared:
     """A checked request with its prompts.
 
-    id: the answer's id. turn: the turn of a chat to store; None for a text. echoes: the prompts' texts, if the answers
-    start with them. scores_prompts: whether the answers start with the prompts' tokens and their logprobs.
-    grammar_spec: the grammar that the answers must fit. answer_sources: the documents of a search, which the answer may
-    cite. warnings: texts about fields that have no effect.
+    id: the answer's id.
+    turn: the chat's turn, to which the answer will be added; None for a text completion.
+    echoes: the prompts' texts, if the answers start with them.
+    scores_prompts: whether the answers start with the prompts' tokens and their logprobs.
+    grammar_spec: the grammar that the answers must fit.
+    answer_sources: the documents of a search, which the answer may cite.
+    warnings: texts about fields that have no effect.
     """
 
     id: str
@@ -57,7 +60,7 @@ class Prepared:
 
     @property
     def prompt(self) -> ChatPrompt:
-        """The only prompt of a request that has one prompt, such as a chat."""
+        """The prompt of a request that has exactly one prompt, such as a chat."""
         (prompt,) = self.prompts
         return prompt
 
@@ -74,7 +77,7 @@ class Prepared:
 
 
 def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None:
-    """Raise RequestError if the probabilities in an unstreamed answer could take too much memory."""
+    """Raise RequestError if an unstreamed answer has logprobs that could take too much memory."""
     if prepared.sampling.n_probs is None or prepared.options.stream:
         return
     listed = sum(one.num_echoed + one.limit for one in generations) * (prepared.sampling.n_probs + 1)
@@ -84,7 +87,7 @@ def _check_listed(prepared: Prepared, generations: Sequence[Generation]) -> None
 
 
 def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[int, float]], T]) -> T:
-    """Pass a list of adapters' scales to `use`, and return its result. Raises RequestError for an unknown adapter.
+    """Call `use` with the adapters' scales by id, and return its result. Raises RequestError for an unknown adapter.
 
     where: the name of the request's field, for the error.
     """
@@ -96,9 +99,9 @@ def with_scales(asked: Sequence[AdapterScale], where: str, use: Callable[[dict[i
 
 
 def _parts(prepared: Prepared) -> ContentParts | None:
-    """Return the reader that finds the content of an answer, to which stop strings apply.
+    """Return a reader that finds the content in an answer. Stop strings apply only to the content.
 
-    None: the request has no stop strings, or the whole answer is content.
+    The result is None if the request has no stop strings, or if the whole answer is content.
     """
     reader = prepared.turn.chat.form.reader() if prepared.turn and prepared.options.stops() else None
     return ReadParts(reader) if isinstance(reader, SteppedReader) else None
@@ -107,8 +110,8 @@ def _parts(prepared: Prepared) -> ContentParts | None:
 class Submitter:
     """Makes generations. For the event loop only.
 
-    limit: the most tokens that a prompt and its answer may have together. defaults: the values of fields that a request
-    does not set.
+    limit: the most tokens that a prompt and its answer may have together.
+    defaults: values for the fields that a request does not set.
     """
 
     def __init__(self, model: Model, view: View, limit: int, defaults: Defaults, *, adapters: Adapters) -> None:
@@ -117,7 +120,10 @@ class Submitter:
         self._ids = itertools.count(1)
 
     async def check_movable(self) -> None:
-        """Raise RequestError if the model's KV cannot be moved, since then documents cannot be read separately."""
+        """Raise RequestError if the model's KV cannot be moved to other positions in a prompt.
+
+        Documents can be read separately only if their KV can be moved.
+        """
         if reason := await self._view.why_unmovable():
             wrong = f"documents_attention is separate: this model's KV cannot be moved: {reason}"
             raise RequestError(wrong, param="documents_attention")
@@ -137,15 +143,18 @@ class Submitter:
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
     def scope_of_dry_run(self, options: Options) -> Scope:
-        """Return the scope whose KV a request would reuse; a scope without KV if the request turns the cache off.
+        """Return the scope whose KV a request would reuse. Raises RequestError.
 
-        Raises RequestError.
+        If the request turns the cache off, return a private scope, which has no KV.
         """
         shared = self.scope(options)
         return shared if options.caches(default=True) else Scope.private(0, shared.adapters)
 
     def sampling(self, options: Options) -> Sampling:
-        """Return a request's sampling parameters. Raises RequestError. This may tokenise: call it in a prompt thread."""
+        """Return a request's sampling parameters. Raises RequestError.
+
+        Call this method in a thread for prompts, because it may tokenise texts.
+        """
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
     def _check_length(self, prompt: ChatPrompt) -> None:
@@ -158,7 +167,9 @@ class Submitter:
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
         """Return the generations of a request, ordered by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share the prompt's KV, even if other requests may not use it.
+        The choices of a prompt share the prompt's KV, even if the request does not use the cache. There are two
+        exceptions: if the answers have the prompt's logprobs, nothing is shared; if the model's state cannot be cut,
+        only snapshots in the cache are shared.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -177,7 +188,10 @@ class Submitter:
         return made
 
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
-        """Return one generation. place: the request id of the prompt's first choice, and the index of this choice."""
+        """Return the generation of one choice.
+
+        place: the request id of the first choice of the same prompt, and the index of this choice.
+        """
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens
         limit = room if wanted < 0 else min(wanted, room)
@@ -223,7 +237,7 @@ class Submitter:
 
     @property
     def why_no_drafts(self) -> str:
-        """Why no request can have drafts; empty if requests can."""
+        """Why no request can have drafts; empty if requests can have drafts."""
         if self._view.can_cut:
             return ""
         return CANNOT_DRAFT if self.defaults.draft != "off" else f"{CANNOT_DRAFT}: with some models --draft lookup allows it"
@@ -254,9 +268,9 @@ class Submitter:
         return options.id_slot
 
     def _pieces(self, prepared: Prepared) -> Callable[[int], bytes]:
-        """Return a function from a token to its bytes in an answer.
+        """Return the function that maps a token to its bytes in an answer.
 
-        Control tokens have bytes only if a reader needs them.
+        A control token has no bytes, unless the reader of the chat's answers needs it as text.
         """
         spelt = prepared.turn.chat.form.spelt if prepared.turn else frozenset()
         return self._model.piece_with(spelt) if spelt else self._model.piece
@@ -264,7 +278,10 @@ class Submitter:
     def idle_prefill(
         self, prompt: Prompt, scope: Scope, kind: Kind = Kind.AHEAD, follows: int | None = None, session: str = ""
     ) -> Generation:
-        """Return a generation that only computes a prompt, in idle time. kind, follows, session: as in `Request`."""
+        """Return a generation for idle time that prefills a prompt and generates no answer.
+
+        kind, follows, session: as in `Request`.
+        """
         number, can_cut = next(self._ids), self._model.can_trim
         request = Request(
             id=number,
