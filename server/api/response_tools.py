@@ -80,7 +80,7 @@ class ResponseTools:
     def warnings(self, choice: Choice) -> Iterator[str]:
         """Yield a warning for each demand of the tools or of `choice` that is not met."""
         if self.hosted:
-            yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
+            yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model does not see them"
         if self.unconstrained:
             yield UNCONSTRAINED.format(listed(self.unconstrained))
         if self._is_hosted(choice):
