@@ -162,7 +162,7 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return the fields of a kind of body that are objects with known fields. Each has a struct that lists those fields."""
+    """Return, for each field of a body that is an object with known fields, the struct that lists these fields."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}

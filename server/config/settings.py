@@ -52,10 +52,13 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: the allowed values, if the field's type lists none. least, most: the range of a number. words: words that
-    stand for numbers. fixed: flags without a value, each with the value that it sets. refused: unsupported values, each
-    with the reason. separator: the text that joins the values of a repeated flag. llama: llama-server's environment
-    variable for this setting.
+    choices: the allowed values; empty: the values that the field's type lists.
+    least, most: the range of a number.
+    words: words that a user may write instead of a number, each with its number.
+    fixed: flags without a value, each with the value that it sets.
+    refused: values that are not supported, each with the reason.
+    separator: if the flag is repeated, this text joins the values.
+    llama: llama-server's environment variable for this setting.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -64,10 +67,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting. A flag overrides the environment variable SLOTCACHE_<NAME>.
+    """A setting. Its flag overrides its environment variable, SLOTCACHE_<NAME>.
 
     The fields are the parameters of `row`. `fixed` also has the flags that turn a switch off. clamps: whether a number
-    outside the range becomes the nearest number in the range; otherwise it is an error.
+    outside the range becomes the nearest number in the range; otherwise such a number is an error.
     """
 
     name: str
@@ -90,7 +93,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag may come without a value, which means on."""
+        """Whether the flag may have no value. It then means `on`."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -99,7 +102,7 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables that set this setting. If several are set, the first one counts."""
+        """The environment variables for this setting. If several of them are set, the first one counts."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
@@ -168,7 +171,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the metadata of a sampling parameter, as `row` makes it for other settings."""
+    """Return the metadata of a sampling parameter, in the form in which `row` makes it for other settings."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,
@@ -370,7 +373,7 @@ class Settings(Numbers):
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`.
 
-        Without --draft, the default is `model` if a draft model or a multi-token head exists.
+        If --draft is not set, but there is a draft model or a multi-token head, the default is `model`.
         """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
@@ -385,7 +388,7 @@ class Settings(Numbers):
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Return whether the user set a setting, even to its default, or its value differs from the default."""
+        """Return whether the user set a setting. A value that differs from the default always counts as set."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:
