@@ -1,4 +1,4 @@
-"""The bodies of requests for chats and texts: messages, tools, documents, grammars, retrieval."""
+"""The bodies of requests for chats and text completions: messages, tools, documents, grammars, retrieval."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Options(GrammarOptions, Struct, frozen=True):
-    """The fields that chats and texts share: first OpenAI's, then llama-server's, then our own."""
+    """The fields that chats and text completions share, in this order: OpenAI's, llama-server's, our own."""
 
     model: str | None = None
     stream: bool | None = None
@@ -343,7 +343,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chats and Responses share."""
+    """The fields that OpenAI's Chat Completions and Responses have in common."""
 
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None

@@ -184,7 +184,8 @@ class Answers:
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
         """Return the limit of an answer's reasoning; None: no limit. Raises RequestError.
 
-        There is also no limit if the model's format has no reasoning, or if the client sent its own grammar.
+        There is no limit if the request and the settings set none, if the model's format has no reasoning, or if the
+        client sent its own grammar.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if most < 0 or not reasoning or self._has_own_grammar(request):
@@ -216,7 +217,7 @@ class Answers:
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the text at the end of a prompt that starts with the last piece of the template's own text."""
+    """Return the end of a prompt: the last piece of the template's own text, and all pieces after it."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
@@ -303,7 +304,7 @@ class PromptBuilder:
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
         """Build a prompt from a text, token ids, or a list of both. Raises RequestError.
 
-        A control token that is spelt in a text is a control token of the prompt.
+        If a text spells a control token, the prompt gets this token.
         """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
         if len(tokens) >= self._limit:  # check here, so that no further prompt is tokenised after a prompt that is too long
@@ -494,7 +495,7 @@ class PromptBuilder:
     ) -> Fixed:
         """Return the tokens of a message: the sampled ids if the model wrote the message, otherwise the tokenised text.
 
-        If a tokenised message spells a control token, it gets the tokens of ordinary text.
+        If the text spells a control token, its letters are tokenised like other text.
         """
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
@@ -546,8 +547,9 @@ class PromptBuilder:
 
         shown_before: the keys of the documents that earlier turns show. Such documents are left out (RAGBoost, 6), and
         the keys of the other documents are added to `shown_before`. None: no document is left out. pasted: the list in
-        the message's text from which the documents were cut; None: they come from a field. If the texts of the list's
-        documents do not show their ids, the prompt has no line that refers to them.
+        the message's text from which the documents were cut; None: they come from a field. A line of the prompt refers
+        to documents by their ids. So if the texts of the list's documents do not show their ids, no document is left
+        out, and no line states the order.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -637,7 +639,7 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the first piece is the template's own. It contains BOS, or gets BOS when it is tokenised."""
+    """Return whether the first piece is the template's own, which contains BOS or gets BOS when it is tokenised."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 

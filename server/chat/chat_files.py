@@ -106,8 +106,8 @@ class ChatFiles:
     ) -> list[tuple[T, float]]:
         """Return the contents of the files whose names end with `suffix`, each with the time when it was written.
 
-        The newest files are loaded, `max_bytes` in total, and older files are deleted. Files that are damaged or do not
-        have the name of their content are deleted, too. One log line warns of all damaged and unreadable files.
+        The newest files are loaded, `max_bytes` in total, and older files are deleted. Files that are damaged, or whose
+        name does not fit their content, are deleted, too. One log line warns of all damaged and unreadable files.
 
         decode: decodes the bytes of a file; raises DamagedFile. name: returns the name that the file of a content must
         have.

@@ -91,7 +91,7 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that the set takes in a prompt; once the order is chosen, exactly its tokens."""
+        """The most tokens that the set can take in a prompt. After its order is chosen, this is the exact number."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
@@ -125,7 +125,10 @@ class DocumentSet:
             yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
-        """Return the set without the line that states the retrieval order; a set with a chosen order, unchanged."""
+        """Return the set without the line that states the retrieval order.
+
+        If the set's order is chosen already, return the set unchanged.
+        """
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
@@ -196,8 +199,8 @@ class CachedPrompt:
     def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
         """Return the best order, as ranks, for the set at `index`.
 
-        node: the end of the cached prompt before the set; None: the prompt before the set is not fully cached. waiting:
-        for each waiting request that could reuse the order, the keys of its documents.
+        node: the node at which the prompt before the set ends; None: the prompt before the set is not fully cached.
+        waiting: for each waiting request that could reuse the order, the keys of its documents.
         """
         part = self._set(index)
         if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
@@ -446,7 +449,7 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return the set with retrieval order as its chosen order; a set with a chosen order, unchanged."""
+    """Return the set with retrieval order as its chosen order. If an order is chosen already, return the set unchanged."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
@@ -458,7 +461,7 @@ def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | N
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part. The part may be a set: then they are the tokens of its documents and its hint.
+    """Yield the tokens of a part: those of a text, or of the documents and the hint of a set.
 
     A set without a chosen order is in retrieval order.
     """

@@ -114,7 +114,7 @@ class NumberedText:
     def _shown(self, text: str) -> str:
         """Return new text with numbers in place of ids.
 
-        text: the new text. If there is text before it, the last character of that text precedes it.
+        text: the new text. If it is not the first text, the last character of the text before it stands in front of it.
         """
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
@@ -173,7 +173,7 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers as the model wrote them, with ids, for when clients send them back. Safe from several threads.
+    """Answers as the model wrote them, with ids, so that they can be restored when clients send them back. Thread-safe.
 
     The key of an answer is its text as the client read it, together with all questions and answers before it: a number
     means a document only within its chat. Instructions are not a part of the key, because the lists of documents in them

@@ -132,7 +132,8 @@ class Conversation:
         """Drop an answer. Return the ids of the answers whose files must be written again.
 
         These answers take over entries of the dropped answer, get another parent, or become the head. If the head is
-        dropped, its parent becomes the head; without a parent, the answer that was the head last before it.
+        dropped, its parent becomes the head. If it has no parent, the answer that was the head most recently becomes the
+        head again.
         """
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
@@ -172,7 +173,7 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the id of the stored answer that was the head last. If no stored answer was the head, return the newest."""
+        """Return the id of the stored answer that was the head most recently. If none was the head, return the newest."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -296,7 +297,7 @@ logger = logging.getLogger("slotcache.conversations")
 class Conversations:
     """The store of conversations. For the event loop only; not thread-safe.
 
-    max_age: the seconds after its last use until a conversation is dropped; 0: no limit.
+    max_age: the seconds from the last use of a conversation until it is dropped; 0: no limit.
     clock: returns the time in seconds.
     files: the files of the answers; None: the store is only in memory.
     turns: returns the turns that are running or waiting in the engine.
@@ -444,7 +445,7 @@ class Conversations:
         """Drop an answer. Return whether it was stored.
 
         Answers that continue the dropped answer keep their whole history. If the dropped answer was the head, its parent
-        becomes the head. If it has no parent, the stored answer that was the head last becomes the head again.
+        becomes the head. If it has no parent, the stored answer that was the head most recently becomes the head again.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:

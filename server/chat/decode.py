@@ -208,9 +208,9 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field has a no-op value, by the tables REFUSED and WISHES. A field in neither has none.
+    """Return whether a field has a no-op value, by the tables REFUSED and WISHES. If it is in neither table, return False.
 
-    Raises RequestError for another value of a field in REFUSED.
+    Raises RequestError if a field in REFUSED has another value.
     """
     if name not in REFUSED and name not in WISHES:
         return False

@@ -207,7 +207,7 @@ class ChatHistory:
     def shown_reader(self) -> Callable[[], AnswerReader]:
         """A function that makes readers of the part of the answer that the client gets.
 
-        The client gets the whole answer, or only the generated part if its given start is not shown.
+        The client gets the whole answer, or only the generated part if the start that the request gave is not shown.
         """
         if self.prefilled is None or self.prefilled.is_shown:
             return self._for_client(self.whole_reader)

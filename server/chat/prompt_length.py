@@ -31,7 +31,7 @@ class PromptLength:
         self._stops = False
 
     def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
-        """Announce texts that will be tokenised, and a number of token ids that are tokens already.
+        """Announce texts that will be tokenised, and the number of token ids that need no tokenising.
 
         Raises RequestError if the prompt is too long even at its least possible length. An id counts as one token, and a
         text as at least one. The texts of a large prompt count as at least their bytes, divided by the bytes of the

@@ -57,8 +57,8 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 class SamplingOptions(Numeric, frozen=True):
     """The sampling fields. A number outside its range is clamped, unless the type of its field refuses it.
 
-    `Numeric` already declares all fields for numbers. This class declares those again that are OpenAI's, or whose range
-    differs from the range of their parameter.
+    `Numeric` already declares all fields for numbers. This class declares such a field again only if it is OpenAI's, or
+    if its range differs from its parameter's range.
     """
 
     temperature: float | None = None

@@ -51,7 +51,7 @@ class Branch:
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text of the last message in a history, and the texts of the messages between the previous answer and it.
+    """Return the text of a history's last message, and the texts between the previous answer and this message.
 
     The first text is empty if the last message has calls, or if it is too short to be recognised.
     """
@@ -94,7 +94,7 @@ class Session:
         restart.
     branches: the newest prompts.
     compaction: how the client shortens its history.
-    counted: the part of the store's totals that is due to this session, in the form of `sizes`.
+    counted: the `sizes` of this session that the totals of the store include.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -271,7 +271,7 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether all instructions exceed their bound, and whether all data exceeds its bound."""
+        """Whether all instructions together exceed their bound, and whether all data together exceeds its bound."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:

@@ -62,10 +62,9 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return what is known after a chat of the client: which messages the client moved or dropped.
+        """Return the `Kept` that a later chat of the client reveals: which messages the client moved or dropped.
 
-        The chat teaches this only if it has the summary of a history that was shortened before. Otherwise, return this
-        object.
+        Only the first chat that contains the summary reveals this. For any other chat, return this object.
         """
         if not self.said:
             return self
@@ -93,10 +92,10 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Predict the request after a summary. Return its messages, and what is then known of the client.
+    """Predict the request after a summary. Return its messages, and the new `Kept` of the client.
 
     Return None if the history does not end with a question of this server and its summary, or if it is too large.
-    entries: the history, the question and the answer. known: what is known of the client so far.
+    entries: the history, the question and the answer. known: the old `Kept` of the client.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

@@ -43,10 +43,10 @@ class TextTokens:
     def tokens(
         self, given: object, where: str, *, special: bool = True, begin: bool = True, limit: int | None = None
     ) -> np.ndarray:
-        """Return the ids (int32) of a prompt. Raises RequestError.
+        """Return the ids (int32) of a prompt.
 
-        Errors are a part that is neither a text nor a known id, more than `MOST_TEXTS` texts, and a prompt that is too
-        long.
+        Raises RequestError if a part is neither a text nor a known id, if there are more than `MOST_TEXTS` texts, or if
+        the prompt is too long.
 
         where: the name of the field, for the error.
         special: whether texts may contain control tokens.
@@ -159,7 +159,7 @@ class Infill:
     def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
         """Yield the project's name, the other files, and the name of the file with the gap.
 
-        Of the other files, as many of the last ones as fit are used. room: the most tokens of these files.
+        If not all other files fit, the first ones are left out. room: the most tokens of the other files.
         """
         if self._special.repository >= 0:
             yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)

@@ -56,7 +56,7 @@ def place_answers(
     """Return the pieces of a prompt, with the sampled ids in place of the pieces that spell an answer.
 
     answers: the answers by the message's index. touches_control: returns whether a text contains a control token, or may
-    complete one. If a client's text that spells an answer does so, it is tokenised instead.
+    complete one. A client's text that does so is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):

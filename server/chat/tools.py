@@ -1,4 +1,4 @@
-"""The tools of a request in the form for templates: definitions, choice, rendering, variables."""
+"""The tools of a request, and how a chat is rendered with its tools and its template variables."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece with its message's index in the request, after a message was added before the others.
+    """Return a piece with its message's index in the request, where the message that was added in front does not count.
 
     A piece of the added message becomes plain text, without an index.
     """
