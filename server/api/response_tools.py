@@ -83,7 +83,7 @@ class ResponseTools:
     def warnings(self, choice: Choice) -> Iterator[str]:
         """Yield warnings about what is ignored: tools, grammars of tools, and `choice` if it demands an ignored tool."""
         if self.hosted:
-            yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model was told nothing of them"
+            yield f"tools: {listed(self.hosted)} left out: this server runs no tools, and the model does not see them"
         if self.unconstrained:
             yield UNCONSTRAINED.format(listed(self.unconstrained))
         if self._is_hosted(choice):

@@ -1,4 +1,4 @@
-"""The bodies of requests for chats and texts: messages, tools, documents, grammars, retrieval."""
+"""The bodies of requests for chats and text completions: messages, tools, documents, grammars, retrieval."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ TEXT_KINDS: dict[str, Kind] = {"grammar": "gbnf", "lark_grammar": "lark", "regex
 class GrammarOptions(SamplingOptions, Struct, frozen=True):
     """The fields for sampling, and for the grammar or schema that the answer must fit.
 
-    At most one grammar or schema may be set. The fields have their names from OpenAI and llama-server.
+    A request may set at most one grammar or schema. `response_format` is OpenAI's field, `json_schema` and `grammar` are
+    llama-server's, and `lark_grammar` and `regex` are our own.
     """
 
     response_format: dict[str, JsonValue] | None = None
@@ -70,7 +71,7 @@ class GrammarOptions(SamplingOptions, Struct, frozen=True):
     def grammar_spec(self) -> GrammarSpec | None:
         """Return the grammar that the answer must fit; None: any answer fits. Raises RequestError.
 
-        A large schema takes time to encode.
+        A schema is encoded as JSON here, which takes time if the schema is large.
         """
         given = self._given()
         if not given:
@@ -138,9 +139,9 @@ SearchBy = Literal["words", "vectors"]
 class Retrieval(Struct, frozen=True, kw_only=True):
     """The options of the search for a chat's documents.
 
-    query: the text to search for, instead of the last question. paths: the files and folders to search. by: search only
-    by words or only by vectors. documents: the ids of attached files. folder: whether to search the folders; None: only
-    if `documents` is empty.
+    query: the text to search for; None: the last question. paths: the files and folders to search in; empty: all of
+    --docs. by: search only by words or only by vectors; None: by both. documents: the ids of the attached files to
+    search. folder: whether to search --docs; None: only if `documents` is empty.
     """
 
     top_k: TopK | None = None
@@ -172,7 +173,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class Options(GrammarOptions, Struct, frozen=True):
-    """The fields that chats and texts share: first OpenAI's, then llama-server's, then our own."""
+    """The fields that chats and text completions share, in this order: OpenAI's, llama-server's, our own."""
 
     model: str | None = None
     stream: bool | None = None
@@ -238,24 +239,27 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each known field whose value the server does not honour. Raises RequestError."""
+        """Yield a warning for each ignored part of the request that --strict does not refuse. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
-        """Return a warning for each field that has no effect on this route. --strict refuses such fields.
+        """Return a warning for each field that has no effect on the request's route. Raises RequestError.
 
-        Raises RequestError.
+        With --strict, `decode_request` refuses a request that has such a field.
         """
         return ()
 
     def of_documents(self) -> tuple[str, ...]:
-        """Return a warning for each field about documents that the request sets. For texts, which have no documents."""
+        """Return a warning for each field about documents that the request sets.
+
+        This is for routes whose prompts have no documents.
+        """
         given = (name for name in OF_DOCUMENTS if getattr(self, name) not in (None, 0))
         return tuple(f"{name} is no field of this route; it has no effect" for name in given)
 
     @property
     def opts_in(self) -> bool:
-        """Whether a field other than `cache_prompt` turns the cache on."""
+        """Whether the request sets a field, other than `cache_prompt`, that turns the prompt cache on."""
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:
@@ -272,7 +276,10 @@ class Options(GrammarOptions, Struct, frozen=True):
         return self
 
     def limit(self, default: int = -1) -> int:
-        """Return the most tokens to generate; -1: no limit. Raises RequestError. default: the result without a limit."""
+        """Return the most tokens to generate; -1: no limit. Raises RequestError.
+
+        default: the result if the request sets no limit, or sets it to -1.
+        """
         for name in ("max_completion_tokens", "max_tokens", "n_predict"):
             if (value := getattr(self, name)) is not None:
                 if value < -1:
@@ -323,7 +330,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def asked_reasoning(self) -> AskedReasoning:
-        """The reasoning that all fields together ask for. Raises RequestError."""
+        """The reasoning that the request asks for in any API's fields. Raises RequestError if two fields disagree."""
         return read_reasoning(self)
 
     def unused(self) -> tuple[str, ...]:
@@ -331,12 +338,12 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the request names a session or a scope, which separates its instructions from other clients' chats."""
+        """Whether the request names a session or a scope. The name keeps its instructions apart from other clients'."""
         return bool(self.session or self.cache_scope)
 
 
 class OpenAIFields(ChatFields, frozen=True, kw_only=True):
-    """The fields that OpenAI's chats and Responses share."""
+    """The fields that OpenAI's Chat Completions and Responses have in common."""
 
     conversation: str | ConversationReference | None = None
     previous_response_id: str | None = None
@@ -379,9 +386,10 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return self.on_disconnect == "finish"
 
     def check_outliving(self, stores: bool) -> None:
-        """Raise RequestError if the answer would go on without its client, but no client could fetch it later.
+        """Raise RequestError if the request is to be finished without its client, but its answer cannot be fetched later.
 
-        stores: whether the answer will be stored.
+        An answer can be fetched later if it is a stream with one choice and will be stored. stores: whether it will be
+        stored.
         """
         if self.outlives_client and not (stores and self.stream and (self.n or 1) == 1):
             wrong = "on_disconnect is finish: expected a stream with one choice whose answer is stored with its conversation"
@@ -394,9 +402,10 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 
     @property
     def shows_prefilled(self) -> bool:
-        """Whether the answer starts with the text of the message that it continues.
+        """Whether the answer repeats the start that the request gave it.
 
-        The field `echo` decides. Without this field, the server does the same as llama-server.
+        The field `echo` decides. Without `echo`, the answer repeats its start as in llama-server: always, except in a
+        stream with `continue_final_message`.
         """
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 
@@ -412,7 +421,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return super().opts_in or continues or self.retrieves
 
     def prefill_only(self) -> Self:
-        """Return the request, changed to cache the prompt and generate nothing."""
+        """Return the request with fields that cache its prompt and generate no tokens."""
         return msgspec.structs.replace(
             self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )
@@ -424,8 +433,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
 class WarmRequest(ChatRequest, frozen=True, kw_only=True):
     """`POST /v1/cache/warm`.
 
-    pin: true pins the prompt, and false ends its pin. ttl: the seconds until the pin ends; None: the pin lasts as long as
-    the server.
+    pin: true pins the prompt, so that it is evicted last; false ends its pin; None changes nothing. ttl: the seconds
+    until the pin ends; None: the pin ends when the server stops.
     """
 
     pin: bool | None = None
@@ -438,13 +447,19 @@ class WarmRequest(ChatRequest, frozen=True, kw_only=True):
 
 
 class DocumentsOrderRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/documents/order`. Without messages, the documents are ordered as for a first question."""
+    """`POST /v1/documents/order`.
+
+    Without messages, the documents are ordered as if they came with the first message of a chat.
+    """
 
     messages: list[dict[str, JsonValue]] = []
 
 
 class SpeculateRequest(ChatRequest, frozen=True, kw_only=True):
-    """`POST /v1/speculate`. id: a name for the turn. documents: the search results so far."""
+    """`POST /v1/speculate`: prefill a chat while the search for its documents still runs.
+
+    id: the client's name for the chat's new turn. documents: the documents that the search has found so far.
+    """
 
     id: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)] = "default"
 
@@ -462,7 +477,10 @@ class CompletionRequest(Options, frozen=True, kw_only=True):
 
 
 class TextRequest(CompletionRequest, frozen=True, kw_only=True):
-    """`POST /v1/completions`. echo: whether the answer starts with the prompt. suffix: the text after the answer."""
+    """`POST /v1/completions`.
+
+    echo: whether the answer starts with the prompt. suffix: the text after a gap, which the answer fills; None: no gap.
+    """
 
     echo: bool = False
     suffix: str | None = None
@@ -477,7 +495,7 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError if a scope contains a NUL or is too long."""
+    """Raise RequestError if a scope contains a NUL character or is longer than `MAX_NAME`. where: the name of its field."""
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
@@ -498,7 +516,7 @@ class InfillRequest(Options, frozen=True, kw_only=True):
     """`POST /infill`: fill the gap between two texts.
 
     input_prefix, input_suffix: the text before and after the gap, as a text, token ids, or a list of both. prompt: the
-    start of the text that fills the gap. input_extra: other files of the project.
+    first words in the gap, which the answer continues. input_extra: other files of the project.
     """
 
     input_prefix: str | list[JsonValue]
@@ -511,7 +529,7 @@ class InfillRequest(Options, frozen=True, kw_only=True):
 
     @classmethod
     def between(cls, prompt: JsonValue, request: TextRequest) -> Self:
-        """Return the request that fills the gap between a prompt and the suffix of a text completion."""
+        """Return the infill request for a text completion with a suffix. prompt: the text before the gap."""
         suffix, scope = request.suffix or "", request.cache_scope
         return cls(input_prefix=prompt, input_suffix=suffix, max_tokens=request.limit(), cache_scope=scope)
 
@@ -531,14 +549,17 @@ class OutputConfig(Struct, frozen=True):
 
 
 class OllamaOptions(SamplingOptions, frozen=True, kw_only=True, omit_defaults=True):
-    """Ollama's `options`: sampling, and the most tokens of an answer and of the context."""
+    """Ollama's `options`: the sampling fields, and the most tokens of the answer and of the context."""
 
     stop: str | list[str] | None = None
     num_predict: int | None = None
     num_ctx: int | None = None
 
     def for_chat(self) -> dict[str, JsonValue]:
-        """Return the options as fields of a chat. As in Ollama, a `num_predict` of 0 or less sets no limit."""
+        """Return the options as fields of a chat, without `num_ctx`.
+
+        As in Ollama, a `num_predict` of 0 or less sets no limit.
+        """
         given = msgspec.to_builtins(self)
         given.pop("num_ctx", None)
         if (most := given.pop("num_predict", None)) is not None:
@@ -571,7 +592,11 @@ class TextConfig(Struct, frozen=True):
 
 
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
-    """The chat of a `POST /v1/responses`. messages: only the new messages. instructions: the instructions of this turn."""
+    """The chat of a `POST /v1/responses`.
+
+    messages: the new messages, without those of earlier turns. instructions: the instructions, which apply to this turn
+    only.
+    """
 
     instructions: str | None = None
 

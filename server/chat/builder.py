@@ -51,9 +51,10 @@ from .volatile import ChangedText
 
 
 def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tuple[Document, ...]]:
-    """Check the messages, and return the documents of each message with a field `documents`, by the message's index.
+    """Check a request's messages, and return the documents of each message, by the message's index. Raises RequestError.
 
-    Raises RequestError. auto: also return the documents of each tool message whose content is a list of documents.
+    A message has its documents in its field `documents`. The request's own `documents` belong to the last message of a
+    user. auto: whether a tool message whose content is a list of documents has these documents, too.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -67,7 +68,10 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Refuse options that have no effect on documents that are read separately. Raises RequestError."""
+    """Raise RequestError if the request reorders documents that are read separately, since these keep retrieval order.
+
+    separates: whether the documents are read separately.
+    """
     if separates and request.document_order not in (None, "retrieval"):
         wrong = f"document_order is {request.document_order}: documents that are read separately keep retrieval order"
         raise RequestError(wrong, param="document_order")
@@ -88,7 +92,10 @@ def _check(message: Message, where: str, is_last: bool) -> None:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Refuse calls whose arguments have more values than a body may have, since templates get decoded values."""
+    """Raise RequestError if the arguments of all calls together contain more values than a body may contain.
+
+    Templates get decoded arguments, so each value takes memory.
+    """
     calls = [call for message in messages if isinstance(given := message.get("tool_calls"), list) for call in given]
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
     given = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -114,7 +121,10 @@ class Answers:
         self._ids = {spelling: int(model.tokenize(spelling, special=True)[0]) for spelling in self.spelt}
 
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
-        """Return the form of a request's answers. Raises RequestError. pieces: the prompt; its end may open reasoning."""
+        """Return the form of a request's answers. Raises RequestError.
+
+        pieces: the prompt. Its end shows whether the answer starts inside its reasoning.
+        """
         asked = request.asked_reasoning
         reader = partial(
             self.format.reader,
@@ -127,9 +137,10 @@ class Answers:
         return AnswerFormat(reader, self.spelt, self._grammar_spec(request, use, pieces), self._limit(request, use, pieces))
 
     def _grammar_spec(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> GrammarSpec | None:
-        """Return the grammar for the calls or the content of an answer, after its reasoning; None: any answer fits.
+        """Return the grammar that the answer must fit; None: any answer fits. Raises RequestError.
 
-        Raises RequestError.
+        A schema applies only to the content of the answer, and tools only to its calls: reasoning may precede both. A
+        grammar that the client sent applies to the whole answer.
         """
         given, may_call = request.grammar_spec(), use.mode != "none"
         if given is not None and given.source.kind != "json_schema":
@@ -160,10 +171,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that close the reasoning, if the prompt opens it but the answer must not reason.
+        """Return the pieces that end the reasoning. If the prompt opens none, or the answer may reason, return no pieces.
 
-        An answer must not reason if its budget is 0 tokens, or if the client sent its own grammar, since the reasoning
-        would also have to fit this grammar.
+        An answer must not reason if its reasoning may have 0 tokens, or if the client sent its own grammar, since the
+        reasoning would have to fit this grammar, too.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -171,9 +182,10 @@ class Answers:
         return [*([TextPiece(message, None, is_plain=True)] if message else []), TextPiece(f"{reasoning[1]}\n\n", None)]
 
     def _limit(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> ReasoningLimit | None:
-        """Return the limit of an answer's reasoning; None: no limit, for example with a client's own grammar.
+        """Return the limit of an answer's reasoning; None: no limit. Raises RequestError.
 
-        Raises RequestError.
+        There is no limit if the request and the settings set none, if the model's format has no reasoning, or if the
+        client sent its own grammar.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if most < 0 or not reasoning or self._has_own_grammar(request):
@@ -193,19 +205,19 @@ class Answers:
         )
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
-        """Return whether the client sent a grammar that is not a schema. Then the whole answer must fit this grammar."""
+        """Return whether the client sent a grammar that is not a schema. The whole answer must fit such a grammar."""
         given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
     def _budget(self, request: ChatRequest) -> tuple[int, str]:
-        """Return the most tokens of reasoning (-1: no limit), and the text after reasoning that reached the limit."""
+        """Return the most tokens of reasoning (-1: no limit), and the text to insert when reasoning reaches it."""
         asked, message = request.asked_reasoning.most, request.reasoning_budget_message
         most = self._settings.reasoning_budget if asked is None else asked
         return most, self._settings.reasoning_budget_message if message is None else message
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the end of a prompt, from the last piece of the template's own text on."""
+    """Return the end of a prompt: the last piece of the template's own text, and all pieces after it."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
@@ -219,10 +231,10 @@ NEXT_TURN = {"role": "user", "content": "?"}  # a stand-in for the user's next m
 class PromptBuilder:
     """Builds prompts: renders messages, cuts out documents and tokenises.
 
-    Safe from several threads. Callers run it in `threads`.
+    Safe from several threads. Callers run it in `threads`, since building a prompt may take long.
 
-    settings: the defaults of a request's options. sessions: the first instructions of each session. limit: the most
-    tokens of a prompt and its answer together. room: the most bytes of requests that wait for a thread.
+    settings: the defaults of a request's options. sessions: the store of the first instructions of each session. limit:
+    the most tokens of a prompt and its answer together. room: the most bytes of requests that wait for one of `threads`.
     """
 
     def __init__(
@@ -252,7 +264,7 @@ class PromptBuilder:
         self.threads.close()
 
     def prompts(self, request: CompletionRequest | InfillRequest) -> tuple[ChatPrompt, ...]:
-        """Build the prompts of a text or an infill. Raises RequestError."""
+        """Build the prompts of a text completion or of an infill request. Raises RequestError."""
         if isinstance(request, InfillRequest):
             return (self.infill(request),)
         given = list(split_prompts(request.prompt))
@@ -263,14 +275,14 @@ class PromptBuilder:
         return tuple(self.text(item, where) for where, item in given)
 
     def spelt(self, prompt: ChatPrompt) -> str:
-        """Return the text of a prompt without its documents, but with its control tokens."""
+        """Return the text of a prompt, with its control tokens but without its documents."""
         tokens = np.concatenate([NO_TOKENS, *(part.tokens for part in prompt.parts if isinstance(part, Fixed))])
         return self._model.detokenize(tokens, special=True)
 
     def infill(self, request: InfillRequest) -> ChatPrompt:
         """Build the prompt that fills a gap in a text.
 
-        Raises RequestError; its status is 501 if the model cannot fill gaps.
+        Raises RequestError, with status 501 if the model cannot fill gaps.
         """
         if self._infill is None:
             raise RequestError("this model has no tokens for filling in the middle of a text", status=501)
@@ -292,7 +304,7 @@ class PromptBuilder:
     def text(self, prompt: object, where: str = "prompt") -> ChatPrompt:
         """Build a prompt from a text, token ids, or a list of both. Raises RequestError.
 
-        Texts may contain control tokens.
+        If a text spells a control token, the prompt gets this token.
         """
         tokens = self.texts.tokens(prompt, where, limit=self._limit)
         if len(tokens) >= self._limit:  # check here, so that no further prompt is tokenised after a prompt that is too long
@@ -308,8 +320,9 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build the prompt of a chat. Raises RequestError.
 
-        ref: the point of a conversation that the chat continues. open_turn: whether more documents of the last message,
-        a user's, will follow; the prompt then ends with the known documents. breakpoints: with the request's indexes.
+        ref: the point of a conversation that the chat continues; None: it continues no conversation. open_turn: whether
+        the last message, a user's, will get more documents; the prompt then ends after the documents that are known now.
+        breakpoints: by the index of a message in the request.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -325,7 +338,10 @@ class PromptBuilder:
     def _cut_chat(
         self, request: ChatRequest, ref: ConversationRef | None, *, cut: Cut, open_turn: bool, breakpoints: Breakpoints
     ) -> ChatHistory:
-        """Build the prompt of a chat. Raises RequestError. cut: finds lists of documents in texts."""
+        """Build the prompt of a chat. Raises RequestError; it is a _LeftOut if the template drops documents.
+
+        cut: finds lists of documents in the texts of messages, and cuts them out.
+        """
         remembered, kind = (ref.entries, ref.kind) if ref else ((), "whole")
         given = parse_documents_of(request, auto=self.takes_tool_documents(request))
         messages, trails = request.messages, list[bytes]()
@@ -342,9 +358,10 @@ class PromptBuilder:
         return _with_citations(replace(chat, lists=(*more, *found.report), shift=history.shift), trails, request)
 
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
-        """Build the known prefix of the next turn's prompt: everything before the user's message after `entries`.
+        """Build the part of the next turn's prompt that is known before the user sends the next message.
 
-        Return None if the prefix cannot be built, or if the template does not show where the user's message begins.
+        entries: the whole history. Return None if this part cannot be built, or if the template does not show where the
+        user's next message would begin.
         """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
@@ -366,8 +383,8 @@ class PromptBuilder:
     ) -> ChatHistory:
         """Build a chat from its whole history.
 
-        Raises RequestError, TemplateError, and _LeftOut if the template drops documents. breakpoints: with the history's
-        indexes.
+        Raises RequestError, TemplateError if the template refuses the messages, and _LeftOut if it drops documents.
+        breakpoints: by the index of a message in the history.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -431,9 +448,10 @@ class PromptBuilder:
     def _settled(
         self, messages: Sequence[Message], request: ChatRequest
     ) -> tuple[Sequence[Message], tuple[ChangedText, ...]]:
-        """Return the messages, and the changes of their instructions.
+        """Return the messages for the prompt, and the changes of instructions that the prompt states.
 
-        With `volatile: move`, the returned messages have the session's first instructions.
+        With `volatile: move`, the prompt has the instructions of the session's first request, and states how this
+        request's instructions differ from them. Otherwise, the messages stay as they are.
         """
         moves = (request.volatile or self._settings.volatile) == "move"
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
@@ -443,11 +461,11 @@ class PromptBuilder:
         return (settled, moved) if places(settled) == places(messages) else (messages, ())
 
     def separates(self, request: ChatRequest) -> bool:
-        """Return whether the documents of a chat are read separately."""
+        """Return whether each document of a chat is read separately, without attention to the other documents."""
         return (request.documents_attention or self._settings.documents_attention) == "separate"
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
-        """Make the prompt. If it is too long, omit the lines that state the retrieval order."""
+        """Make a prompt of these parts. If it would be too long, leave out the lines that state the retrieval order."""
         if self.separates(request):
             return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
@@ -462,7 +480,10 @@ class PromptBuilder:
         return Fixed(kept(scope, piece.text, tokenise), "the chat template", ends=False)
 
     def _with_answers(self, pieces: Sequence[TextPiece], messages: Sequence[Message], scope: str) -> list[Shown]:
-        """Replace known answers with reasoning or calls by the ids that the model sampled."""
+        """Return the pieces of a prompt, with the sampled ids in place of each known answer that has reasoning or calls.
+
+        Answers that have only content get their sampled ids in `_content`.
+        """
         known: dict[int, Sampled] = {}
         for at, message in enumerate(messages):
             if message["role"] == "assistant" and (tokens := self._answers.recall(scope, answer_key(message))) is not None:
@@ -474,7 +495,7 @@ class PromptBuilder:
     ) -> Fixed:
         """Return the tokens of a message: the sampled ids if the model wrote the message, otherwise the tokenised text.
 
-        Control tokens in tokenised messages are only text.
+        If the text spells a control token, its letters are tokenised like other text.
         """
         piece, tokens = shown.piece, self._known_tokens(shown, message, sampled, scope)
         if tokens is None:
@@ -483,7 +504,7 @@ class PromptBuilder:
         return Fixed(tokens, _label(piece.message, message), is_question=message["role"] == "user")
 
     def _known_tokens(self, shown: Shown, message: Message, sampled: np.ndarray | None, scope: str) -> np.ndarray | None:
-        """Return the sampled ids of a message that the model wrote; None: the message must be tokenised."""
+        """Return the ids that the model sampled for a message; None: they are unknown, so the message must be tokenised."""
         piece = shown.piece
         if shown.tokens is not None or message["role"] != "assistant":
             return shown.tokens
@@ -498,7 +519,7 @@ class PromptBuilder:
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
         """Return the set of documents of each message, by the message's index.
 
-        Kept messages keep their sets. This method makes the sets of new messages.
+        Messages in `history.documents` get a new set. Other messages keep the set that they had in an earlier prompt.
         """
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         shown_before: set[str] | None = None
@@ -524,9 +545,11 @@ class PromptBuilder:
     ) -> DocumentSet:
         """Tokenise documents, and make a set of them.
 
-        shown_before: the keys of documents in earlier turns, which are not shown again (RAGBoost, 6); the new keys are
-        added. None: show all documents. pasted: the list in the message's text. If this list does not name its documents,
-        no line can refer to them.
+        shown_before: the keys of the documents that earlier turns show. Such documents are left out (RAGBoost, 6), and
+        the keys of the other documents are added to `shown_before`. None: no document is left out. pasted: the list in
+        the message's text from which the documents were cut; None: they come from a field. A line of the prompt refers
+        to documents by their ids. So if the texts of the list's documents do not show their ids, no document is left
+        out, and no line states the order.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -561,7 +584,7 @@ class PromptBuilder:
 
 
 def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
-    """Return the entries of all messages: the kept entries, then new entries for the new messages."""
+    """Return an entry for each message of a history. Kept entries stay, unless their message has new documents."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
     kept = [
@@ -572,9 +595,9 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 
 
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
-    """Cut the list of documents out of a response's instructions, and return a report on the list.
+    """Cut the list of documents out of a response's instructions. Return the changed history, and a report on the list.
 
-    `cut` has not seen these instructions yet, because they are not a message of the request.
+    The instructions are not among the request's messages, so the first call of `cut` did not see them.
     """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()
@@ -591,7 +614,7 @@ class _LeftOut(RequestError):
 
 
 def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], shift: int) -> None:
-    """Raise _LeftOut unless the rendered prompt shows exactly one place for each list of documents in a text."""
+    """Raise _LeftOut unless PLACE stands exactly once in each rendered message whose text contains documents."""
     counts = {at: 0 for at, documents in sets.items() if documents.in_text}
     for piece in pieces if counts else ():
         if piece.message in counts:
@@ -603,10 +626,10 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
 
 
 def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
-    """Return the chat with citations: the numbers that its client reads instead of ids.
+    """Return the chat with its citations: the numbers that the client reads instead of the ids of documents.
 
-    trails: the trails before each message and after the last message, as from `CitedAnswers.restore`; empty: the ids of
-    the answer are not restored later.
+    trails: a digest of the chat before each message, and one of the whole chat, as from `CitedAnswers.restore`; empty:
+    if the client sends the answer back, its numbers stay.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
@@ -616,12 +639,15 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the first piece is the template's own. Such a piece contains BOS, or tokenising it adds BOS."""
+    """Return whether the first piece is the template's own, which contains BOS or gets BOS when it is tokenised."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 
 def _mark(parts: list[Fixed | DocumentSet], ends: Mapping[int, int], breakpoints: Breakpoints) -> None:
-    """Store the breakpoint of each message in the message's last part. ends: the index of the last part, by message."""
+    """Store the breakpoint of each message in the last part of this message.
+
+    ends: the index of each message's last part, by the index of the message.
+    """
     for message, pin in breakpoints.items():
         if message in ends and isinstance(part := parts[ends[message]], Fixed):
             parts[ends[message]] = replace(part, pin=pin)

@@ -1,9 +1,9 @@
-"""Files about chats, in a folder of one server. A thread writes each file as a whole, with a checksum.
+"""Files about chats, in a folder that belongs to one server. A thread writes whole files, each with a checksum.
 
     magic | digest | content
 
-Files are not synced to the disk, so a machine that fails may lose the newest files. The checksum reveals an incomplete
-file when it is read.
+Files are not synced to the disk, so the newest files may be lost or incomplete after the machine has failed. The
+checksum reveals an incomplete file when the server reads it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Make = Callable[[], Iterable[bytes]]
 
 
 class DamagedFile(ValueError):
-    """A file is not as the server wrote it."""
+    """The content of a file is not what the server wrote."""
 
 
 def with_checksum(magic: bytes, content: bytes) -> list[bytes]:
-    """Return the parts of a file with this content."""
+    """Return the parts of a file: the magic, the checksum of the content, and the content."""
     return [magic, _digest(content), content]
 
 
 def checked_content(magic: bytes, data: bytes) -> memoryview:
-    """Return the content of a file. Raises DamagedFile."""
+    """Return the content of a file. Raises DamagedFile if the magic or the checksum is wrong."""
     begin = len(magic) + DIGEST
     if data[: len(magic)] != magic:
         raise DamagedFile("it is not one of this server's files")
@@ -55,8 +55,8 @@ def _digest(content: bytes | memoryview) -> bytes:
 class ChatFiles:
     """The files of a folder, and the thread that writes them.
 
-    Raises FolderError if the folder cannot be used, and BlockingIOError if another server uses it. A new change of a file
-    replaces a waiting change of the same file, so there are never more waiting changes than files.
+    Raises FolderError if the folder cannot be used, and BlockingIOError if another server uses it. At most one change
+    waits for each file, since a newer change replaces the waiting one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,10 @@ class ChatFiles:
             raise
 
     def write(self, name: str, make: Make) -> None:
-        """Queue a file to be written. Any thread may call this. make: returns the content, in the writing thread."""
+        """Queue a file to be written. Any thread may call this.
+
+        make: returns the content. The writing thread calls it.
+        """
         self.change({name: make})
 
     def drop(self, names: Iterable[str]) -> None:
@@ -82,13 +85,19 @@ class ChatFiles:
         self.change(dict.fromkeys(names))
 
     def change(self, makes: Mapping[str, Make | None]) -> None:
-        """Queue changes of files. Any thread may call this. makes: by the file's name; None: delete the file."""
+        """Queue changes of files. Any thread may call this.
+
+        makes: by the file's name, a function that returns the new content; None: delete the file.
+        """
         with self._changed:
             self._waiting |= makes
             self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until all changes are done, and return whether they were done in time. Not for the event loop's thread."""
+        """Wait until all queued changes are done, for at most `seconds`. Return whether they are done.
+
+        Do not call it in the event loop's thread, since it blocks.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), seconds)
 
@@ -97,9 +106,11 @@ class ChatFiles:
     ) -> list[tuple[T, float]]:
         """Return the contents of the files whose names end with `suffix`, each with the time when it was written.
 
-        max_bytes: the most bytes to load. The newest files are loaded, and older files are deleted. decode: decodes the
-        bytes of a file; raises DamagedFile. name: returns the file name for a content. Damaged files and files with
-        another name are also deleted. One warning is logged for all files that are not used.
+        The newest files are loaded, `max_bytes` in total, and older files are deleted. Files that are damaged, or whose
+        name does not fit their content, are deleted, too. One log line warns of all damaged and unreadable files.
+
+        decode: decodes the bytes of a file; raises DamagedFile. name: returns the name that the file of a content must
+        have.
         """
         found: list[tuple[T, float]] = []
         refused: list[str] = []
@@ -121,7 +132,7 @@ class ChatFiles:
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
         """Return the newest files whose names end with `suffix`, up to `max_bytes` in total, each with its time.
 
-        Older files are deleted. A single file above `max_bytes` is also deleted, since the server writes no such file.
+        Delete older files, and each file that alone has more than `max_bytes`: the server writes no such file.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):
@@ -140,7 +151,7 @@ class ChatFiles:
         return found
 
     def close(self, seconds: float = 10.0) -> None:
-        """Carry out the waiting changes, for at most `seconds`."""
+        """Carry out the queued changes, for at most `seconds`, and release the folder."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -180,7 +191,7 @@ class ChatFiles:
             self._failing = False
 
     def _change(self, path: Path, make: Make | None) -> None:
-        """Delete a file, or write it under another name and then rename it. Raises OSError."""
+        """If `make` is None, delete the file; otherwise write a new file and rename it to `path`. Raises OSError."""
         if make is None:
             path.unlink(missing_ok=True)
             return

@@ -1,4 +1,4 @@
-"""A prompt in parts: fixed texts, and sets of documents whose order depends on the cache."""
+"""A prompt in parts: tokens in a fixed place, and sets of documents whose order depends on what is cached."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ PLACE = "\ufdd0"  # marks the place of documents in a message's text; not a Unic
 class Fixed:
     """Tokens (int32) in a fixed place of a prompt.
 
-    label: a description of the tokens' origin. ends: whether a node of the prefix tree ends after the tokens. repeated:
-    the names of earlier texts that the prompt refers to instead of repeating them. pin: the seconds for which a
-    breakpoint after the tokens pins the prompt up to here; 0: the breakpoint pins nothing; None: there is no breakpoint.
+    label: where the tokens come from, in words.
+    ends: whether a node of the prefix tree ends after the tokens.
+    repeated: the names of earlier texts that these tokens refer to instead of repeating them.
+    pin: the seconds for which the prompt up to here is pinned, because a cache breakpoint follows the tokens; 0: the
+        breakpoint pins nothing; None: no breakpoint follows.
     is_question: whether a user wrote the text.
     """
 
@@ -48,17 +50,19 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentSet:
-    """The documents of one turn, in retrieval order. A rank is a place in this order.
+    """The documents of one turn, in retrieval order. The rank of a document is its index in this order.
 
-    tokens: the tokens of each document. hint: tokenises a line that states the retrieval order; None: there is no such
-    line. repeated: the ids of documents that this turn omits because an earlier turn shows them. location: the tokens
-    that refer to the repeated documents. ranking: the ids of all documents in retrieval order, including repeated
-    documents; empty if no document is repeated. order: the ranks in the prompt's order, which stays in later turns; None:
-    the order is not chosen yet. in_text: whether the documents stand at PLACE in the message's text, instead of before
-    the text. number_of: pairs of a document's id and its number in the client's program, including repeated documents.
-
-    best: the place of the most relevant document. best_price_ms: the document may stand elsewhere if that saves more
-    milliseconds than this; otherwise `free` means the first place. 0: `best` alone decides.
+    tokens: the tokens (int32) of each document.
+    hint: tokenises the line that states the retrieval order; None: the prompt gets no such line.
+    repeated: the ids of the documents that this turn leaves out because an earlier turn shows them.
+    location: the tokens of a text that refers to the repeated documents.
+    ranking: the ids of all documents in retrieval order, with the repeated ones; empty: no document is repeated.
+    order: the ranks in the order of the prompt, which later turns keep; None: the order is not chosen yet.
+    in_text: whether the documents stand at PLACE in the message's text; otherwise they stand before the text.
+    number_of: pairs of a document's id and the number that the client's program gave it, with the repeated documents.
+    best: the place of the most relevant document; `free`: any place.
+    best_price_ms: if 0, `best` alone decides. Otherwise the most relevant document stands at `best` (for `free`: at the
+        first place), unless another order saves more milliseconds than this.
     """
 
     documents: tuple[Document, ...]
@@ -87,21 +91,25 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens of the set. The number is exact once the order is chosen."""
+        """The most tokens that the set can take in a prompt. After its order is chosen, this is the exact number."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
-        """Return the tokens (int32) after the documents in this order; empty if no document is moved or repeated."""
+        """Return the tokens (int32) that follow the documents if they stand in this order.
+
+        They state the retrieval order and refer to the repeated documents. They are empty if no document is moved or
+        repeated.
+        """
         _, hint = self.hint_of(order)
         return np.concatenate([self.location, hint]) if len(hint) else self.location
 
     def hint_of(self, order: Sequence[int]) -> tuple[str, np.ndarray]:
-        """Return the line that states the retrieval order, and the line's tokens; both are empty if no document is moved.
+        """Return the line that states the retrieval order, and its tokens; both are empty if no document is moved.
 
-        The line also ranks repeated documents, since the most relevant document may be one of them. A line with more
-        tokens than `longest_hint` is dropped, because the prompt has no room for it. This can happen with an unusual
-        vocabulary, where a line with fewer documents may have more tokens.
+        The line also ranks repeated documents, since the most relevant document may be one of them. If the line has more
+        tokens than `longest_hint`, both results are empty, because the prompt has no room for it. That is possible only
+        with an unusual vocabulary, in which a line with fewer documents has more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -110,25 +118,31 @@ class DocumentSet:
         return (text, hint) if len(hint) <= self.longest_hint else ("", NO_TOKENS)
 
     def placed(self, order: Sequence[int]) -> Iterator[tuple[Document, np.ndarray, int, bool]]:
-        """Yield the documents in this order: each with its tokens, its rank from 1, and whether it has moved."""
+        """Yield the documents in the order `order`: each with its tokens, its rank from 1, and whether it has moved."""
         ranks = {id: rank for rank, id in enumerate(self.ranking, 1)}
         for place, at in enumerate(order):
             document = self.documents[at]
             yield document, self.tokens[at], ranks.get(document.id, at + 1), at != place
 
     def without_hint(self) -> DocumentSet:
-        """Return the set without the line that states the retrieval order. A set with a chosen order stays unchanged."""
+        """Return the set without the line that states the retrieval order.
+
+        If the set's order is chosen already, return the set unchanged.
+        """
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the line for documents in reversed order. This line names the most documents."""
+        """Count the tokens of the line that states the retrieval order of reversed documents; 0: there is no line.
+
+        No other order leads to a line that names more documents.
+        """
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
             return 0
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
     def _ranked(self, order: Sequence[int]) -> str:
-        """Return the line that states the retrieval order. order: the order in which the documents stand."""
+        """Return the line that states the retrieval order. order: the ranks in the order of the prompt."""
         ids = [document.id for document in self.documents]
         return rank_hint([ids[at] for at in order], self.ranking or ids)
 
@@ -146,11 +160,13 @@ Part = Fixed | DocumentSet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlace:
-    """A path of cached documents of a set, in the prefix tree.
+    """A place in the prefix tree that a prompt reaches after some documents of a set: a path of cached documents.
 
-    node, rank: the end of the path, and the rank of its last document. before: the path without the last document; None:
-    this path has no document. gap: the number of tokens at the end of the path that are reused only if further tokens are
-    cached after them; 0: a prompt may continue here.
+    node: the end of the path.
+    rank: the rank of the last document on the path.
+    before: the path without its last document; None: this path is empty.
+    gap: the number of tokens at the end of the path that a prompt reuses only if it also reuses tokens after them; 0: a
+        prompt may continue at the end of the path.
     """
 
     node: Run
@@ -159,7 +175,7 @@ class CachedPlace:
     gap: int = 0
 
     def order(self) -> list[int]:
-        """Return the ranks of the documents on the path, in the path's order."""
+        """Return the ranks of the documents on the path, from its start."""
         ranks: list[int] = []
         place: CachedPlace = self
         while place.before is not None:
@@ -169,7 +185,7 @@ class CachedPlace:
 
 
 class CachedPrompt:
-    """The cached parts of one prompt in the prefix tree. Valid only while the tree does not change."""
+    """Finds the cached parts of one prompt in the prefix tree. Valid only while the tree does not change."""
 
     def __init__(self, tree: PrefixIndex, parts: Sequence[Part]) -> None:
         self.tree, self._parts = tree, parts
@@ -181,10 +197,10 @@ class CachedPrompt:
         self._texts: dict[int, np.ndarray] = {}  # by the index of a set: the fixed text after it
 
     def order(self, index: int, node: Run | None, waiting: Sequence[AbstractSet[str]]) -> Sequence[int]:
-        """Return the best order, as ranks, for the set at `index` after `node`.
+        """Return the best order, as ranks, for the set at `index`.
 
-        node: the node before the set; None: the prompt is not cached up to the set. waiting: the keys of the documents of
-        each waiting request that would share the order.
+        node: the node at which the prompt before the set ends; None: the prompt before the set is not fully cached.
+        waiting: for each waiting request that could reuse the order, the keys of its documents.
         """
         part = self._set(index)
         if node is not None and self._next_set[index] is not None and (index, node) not in self._found:
@@ -195,9 +211,10 @@ class CachedPrompt:
         return self._arrange(index, node, waiting).order
 
     def beyond(self, index: int, place: CachedPlace) -> int:
-        """Count the reusable tokens after a set's last document, from the set's hint on. Add the gap of `place`.
+        """Count the reusable tokens after the last document of the set at `index`: its hint, the next text, and later sets.
 
-        If no token after the document is reusable, return 0.
+        place: the place after this document. The gap of `place` is added if any token after the document is reusable;
+        otherwise the result is 0.
         """
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
@@ -206,10 +223,10 @@ class CachedPrompt:
         return place.gap + length if length else 0
 
     def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
-        """Return the node before the next set, and the number of reusable tokens between the two sets.
+        """Return the node before the next set, and the number of reusable tokens between the two sets' documents.
 
-        These tokens are the hint of the set at `index` and the text after it. If the tree does not have all of them, the
-        returned node is None. node: the end of the set's last document.
+        These tokens are the hint of the set at `index` and the fixed text after it. If the tree lacks some of them, the
+        returned node is None. node: the end of the set's last document. order: the order of the set.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -221,7 +238,7 @@ class CachedPrompt:
         return self._ends.get((index, place.node)) or self.end(index, place.node, place.order())
 
     def _survey(self, index: int, node: Run) -> None:
-        """Fill the tables for the set at `index` after `node`, and for all later sets."""
+        """Choose the orders for the set at `index` after `node` and for all later sets, and store them in the tables."""
         levels: list[tuple[int, Collection[Run]]] = [(index, {node: None})]
         while levels[-1][1] and (following := self._next_set[index]) is not None:
             places = (place for origin in levels[-1][1] for place in self._placed(index, origin))
@@ -233,7 +250,7 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose the order of a set after `origin`. The orders of all later sets are already chosen."""
+        """Choose and store the order of a set after `origin`. The orders of all later sets must be stored already."""
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -264,17 +281,17 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
-        """Return whether moving the best document saves more than `price_ms`.
+        """Return whether the order that moves the best document saves more than `price_ms`.
 
-        in_place, free: the numbers of tokens after the node that are reused if the best document keeps its place, and if
-        it may move.
+        in_place: the number of tokens after `node` that are reused with the best document in its place. free: the same
+        number for the best of all orders.
         """
         if node is None or free <= in_place:
             return False
         return 1000 * self.tree.seconds(node.end + round(in_place), round(free - in_place)) > price_ms
 
     def _placed(self, index: int, origin: Run) -> Iterator[CachedPlace]:
-        """Yield each cached path after `origin` that contains the whole set at `index`."""
+        """Yield each cached path after `origin` that has all documents of the set at `index`."""
         part = self._set(index)
         cached, ranks = CachedDocuments(self, index, origin), {key: rank for rank, key in enumerate(part.keys)}
         stack = [(CachedPlace(origin), 0)]
@@ -301,7 +318,8 @@ class CachedPrompt:
 class CachedDocuments:
     """The cached documents of one set after a node, as an `ordering.Index` whose positions are `CachedPlace`s.
 
-    A document that a running request will compute counts as cached, since the later request waits and shares its KV.
+    A document counts as cached even if a running request has yet to compute it: the prompt then waits, and shares its
+    KV.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
@@ -347,7 +365,10 @@ class ChatPrompt:
         self.prefix = np.concatenate([NO_TOKENS, *runs])
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Choose the order of each set of documents by the tree and the waiting prompts, and join all parts."""
+        """Choose an order for each set of documents, and lay out all parts.
+
+        The order depends on the tree, and on the waiting prompts that could reuse it.
+        """
         layout, cached = _LayoutBuilder(), CachedPrompt(tree, self.parts)
         node = tree.roots.get(scope)
         before: list[np.ndarray] = []  # tokens before the first set
@@ -376,16 +397,17 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse if documents without a fixed order stood in retrieval order."""
+        """Count the tokens that the prompt would reuse if the sets without a chosen order stood in retrieval order."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
         return min(tree.continued(root, tree.match_from(root, tokens)), max(len(tokens) - tree.recompute_last, 0))
 
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
-        """Return the document keys at part `index` of each waiting prompt that is equal up to this part.
+        """Return the document keys of each waiting prompt that could share the order of the set at `index`.
 
-        This is possible only for the first set without an order, since its order decides the tokens before later sets.
+        Such a prompt has the same tokens up to this set. Only the first set without an order can be shared, because the
+        order of this set decides which tokens stand before later sets.
         """
         if index != self._first_free:
             return []
@@ -396,7 +418,8 @@ class ChatPrompt:
 class SeparatePrompt(ChatPrompt):
     """A prompt whose documents are read separately: each as if it directly followed the text before the first document.
 
-    The documents stay in retrieval order or in the order of an earlier turn, because the order does not affect reuse.
+    The order does not affect reuse. So the documents keep retrieval order, or the order that they had in an earlier
+    turn.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -426,19 +449,22 @@ def _in_rank(order: Sequence[int]) -> bool:
 
 
 def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
-    """Return the set in retrieval order. A set with a chosen order stays unchanged."""
+    """Return the set with retrieval order as its chosen order. If an order is chosen already, return the set unchanged."""
     return documents if documents.order is not None else replace(documents, order=tuple(range(len(documents.documents))))
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node that ends exactly after these tokens, which follow `node`; None: there is no such node."""
+    """Return the node at the end of these tokens, which start after `node`; None: no node ends exactly there."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part. Documents without a chosen order come in retrieval order."""
+    """Yield the tokens of a part: those of a text, or of the documents and the hint of a set.
+
+    A set without a chosen order is in retrieval order.
+    """
     if isinstance(part, Fixed):
         yield part.tokens
     else:
@@ -448,7 +474,7 @@ def _runs(part: Part) -> Iterator[np.ndarray]:
 
 
 class _LayoutBuilder:
-    """Joins parts, and tracks their positions."""
+    """Joins the parts of a prompt into a layout, and notes where each part ends."""
 
     def __init__(self) -> None:
         self._tokens: list[np.ndarray] = []
@@ -464,7 +490,7 @@ class _LayoutBuilder:
         self.hint = ""
 
     def add_text(self, part: Fixed) -> None:
-        """Add a text in a fixed place. Note its breakpoint, and the start of the first question."""
+        """Add a text in a fixed place. Note where its breakpoint is, and where the first question starts."""
         if part.is_question and self._opening is None:
             self._opening = self._length
         if part.pin is not None:
@@ -516,7 +542,10 @@ class _LayoutBuilder:
         )
 
     def _end_in_text(self) -> None:
-        """Treat the last token of the last document as text, since a prompt's last token is always computed."""
+        """Make the prompt's last token, which belongs to a separate document, a part of the text.
+
+        The last token of a prompt is always computed, so it cannot come from a document's KV.
+        """
         last = self._moved.pop()
         self._tokens[-1] = np.concatenate((self._tokens[-1][:-1], last.tokens[-1:]))
         if last.moves_from < last.stop - 1:

@@ -1,6 +1,6 @@
-"""Citations of pasted documents: the model writes ids, and the client reads its own numbers instead.
+"""Citations of pasted documents: the model writes the ids of documents, and the client reads its own numbers instead.
 
-When the client sends an answer back, the numbers become ids again.
+When the client sends an answer back as history, the numbers in it become ids again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ LEAST_PART = 4  # least digits of an incomplete id: fewer digits may be a word o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Citations:
-    """The numbers that a client's program gave to documents, by the ids that the model sees.
+    """For each document's id, the number that the client's program gave to the document.
 
-    trail: a digest of all messages so far, without instructions; empty: the answer's ids are not restored later. owed:
-    the last characters of a continued answer that the client has not received, because they are a part of an id.
+    trail: a digest of the chat before the answer, without instructions; empty: if the answer comes back, its numbers
+    stay. owed: the last characters of the text that the answer continues, if they are the start of an id. The client has
+    not received these characters.
     """
 
     number_of: Mapping[str, str]
@@ -51,8 +52,8 @@ class Citations:
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
         """Return the citations of sets of documents. sets: in the order of their turns.
 
-        If a later set gives the number of an earlier document to another document, the client reads the earlier
-        document's id.
+        If two documents have the same number, the client reads the number for the later document and the id for the
+        earlier one.
         """
         number_of: dict[str, str] = {}
         taken: set[str] = set()
@@ -63,9 +64,9 @@ class Citations:
         return cls(number_of, trail)
 
     def owing(self, written: str, sent: str) -> Citations:
-        """Return the citations for an answer that continues a message.
+        """Return the citations for an answer that continues the last message.
 
-        written: the message in the prompt, with ids. sent: the same message from the client, with numbers.
+        written: this message in the prompt, with ids. sent: this message as the client sent it, with numbers.
         """
         text = NumberedText(self)
         shown, part = text.push(written), text.pending
@@ -74,12 +75,13 @@ class Citations:
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
         """Return a function that makes readers of an answer with numbers in place of ids.
 
-        make: makes readers of the model's text. owed: characters before the answer's text, as in `Citations`.
+        make: makes readers of the text that the model generates. owed: see `Citations`; the answer's text starts with
+        it.
         """
         return lambda: _NumberedReader(make(), self, owed)
 
     def shown(self, text: str) -> str:
-        """Return a text with numbers in place of ids. The text must start and end at the edge of a word."""
+        """Return a text with numbers in place of ids. The text must not start or end within a word."""
         return ID.sub(self._number, text)
 
     def _number(self, id: re.Match[str]) -> str:
@@ -89,7 +91,7 @@ class Citations:
 class NumberedText:
     """The text of an answer while it is generated, with numbers in place of ids.
 
-    pending: the text that waits for the next piece, because it may be the start of an id.
+    pending: the end of the text so far, which is not returned yet because it may be the start of an id.
     """
 
     def __init__(self, citations: Citations, pending: str = "") -> None:
@@ -97,20 +99,23 @@ class NumberedText:
         self._before = ""  # the character before `pending`; an underscore if it belongs to a word
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that cannot change any more."""
+        """Add generated text, and return the text that is ready for the client: all text that is not pending."""
         text = self._before + self.pending + text
         word = WORD_AT_END.search(text[-ID_DIGITS - 1 :])
         self.pending = word[0] if word and word[0] in self._citations.prefixes else ""
         return self._shown(text[: len(text) - len(self.pending)])
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return the pending text. is_cut: whether the answer was cut; then an incomplete id at its end is dropped."""
+        """Return the pending text. is_cut: whether a limit ended the answer; then an incomplete id is dropped."""
         is_part = is_cut and len(self.pending) < ID_DIGITS and (len(self.pending) >= LEAST_PART or self._before == "[")
         text, self.pending = self._before + ("" if is_part else self.pending), ""
         return self._shown(text)
 
     def _shown(self, text: str) -> str:
-        """Return new text with numbers in place of ids. text: the character before the new text, then the new text."""
+        """Return new text with numbers in place of ids.
+
+        text: the new text. If it is not the first text, the last character of the text before it stands in front of it.
+        """
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
@@ -142,7 +147,7 @@ class _NumberedReader:
         return [*shown, replace(fragment, text=text)] if text else shown
 
     def _end(self, is_cut: bool = False) -> list[Fragment]:
-        """End a text, and return the rest of it."""
+        """End the current text, and return a fragment with its pending end; nothing if nothing is pending."""
         last, text = self._last, self._text.finish(is_cut)
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
@@ -168,12 +173,13 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 
 
 class CitedAnswers:
-    """Answers with the ids that the model wrote. Safe from several threads.
+    """Answers as the model wrote them, with ids, so that they can be restored when clients send them back. Thread-safe.
 
-    An answer is found by the chat before it and the text that the client read. A number alone does not identify a
-    document, so only a whole answer after the same questions and answers is found. Instructions do not count, because
-    their lists of documents come and go. If the client read the same text for two answers with different ids, the
-    numbers stay. max_bytes: the most bytes of all answers; the least recently used answer is dropped first.
+    The key of an answer is its text as the client read it, together with all questions and answers before it: a number
+    means a document only within its chat. Instructions are not a part of the key, because the lists of documents in them
+    come and go. If two answers have the same key but different ids, neither is restored, and the numbers stay.
+
+    max_bytes: the most bytes of all answers. If there are more, the least recently used answers are dropped.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -184,8 +190,8 @@ class CitedAnswers:
     def remember(self, trail: bytes, shown: Message, written: Message) -> None:
         """Keep an answer.
 
-        trail: the trail of the messages before it. shown: the answer as the client read it. written: the answer as the
-        model wrote it.
+        trail: a digest of the chat before the answer. shown: the answer as the client read it. written: the answer as
+        the model wrote it.
         """
         key, answer = _key(trail, shown), msgspec.msgpack.encode(_written(written))
         with self._lock:
@@ -200,9 +206,9 @@ class CitedAnswers:
                 self.num_bytes -= OVERHEAD + len(evicted)
 
     def restore(self, scope: str, messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:
-        """Return the messages, with answers as the model wrote them, and the trails.
+        """Return the messages, with known answers as the model wrote them, and the trails of the chat.
 
-        The trails are the digests before each message, and the digest after the last message.
+        The trails are digests: one of the chat before each message, and one of the whole chat.
         """
         hash = blake2b(scope.encode(errors="surrogatepass"), digest_size=16)
         restored: list[Message] = []
@@ -223,7 +229,10 @@ class CitedAnswers:
 
 
 def _key(trail: bytes, message: Message) -> bytes:
-    """Return a digest of a message's role, text and calls, and of the trail before it."""
+    """Return a digest of a message's role, text and calls, and of the chat before the message.
+
+    trail: a digest of this chat.
+    """
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})
     return blake2b(f"{message['role']}{said}".encode(errors="surrogatepass"), key=trail, digest_size=16).digest()
@@ -239,9 +248,9 @@ def _written(answer: Message) -> _Written:
 
 
 def _as_written(message: Message, written: _Written) -> Message:
-    """Return a message that came back, with the texts that the model wrote.
+    """Return an answer that the client sent back, with the texts that the model wrote.
 
-    Reasoning that the client dropped is not restored.
+    If the client sent no reasoning, the reasoning is not restored.
     """
     restored = {**message, "content": written.content}
     if written.reasoning and message.get("reasoning_content"):
@@ -259,7 +268,7 @@ def _with_arguments(function: Mapping[str, object], arguments: str) -> Mapping[s
 
 
 def _functions(message: Message) -> list[Mapping[str, object]]:
-    """Return the functions that a message calls; none if any call has no function."""
+    """Return the function of each call in a message. If any call has no function, return an empty list."""
     calls = message.get("tool_calls")
     found = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     functions = [function for function in found if isinstance(function, Mapping)]

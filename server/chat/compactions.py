@@ -1,8 +1,9 @@
 """Histories that clients shorten: learn how a client shortens its history, and predict its next request.
 
-A client asks for a summary of all messages. Then it starts a new history with the summary between its own words. The
-server learns these words when the summary comes back for the first time. When the client later asks for a summary with
-the same question, the server knows the start of the new history before the client sends it.
+To shorten its history, a client asks the model for a summary of all messages. Then it starts a new history with a
+message that contains the summary, and words of the client before and after it. The server learns these words from the
+first such history. When the client later asks the same question for a summary, the server predicts the start of the next
+history before the client sends it.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ INNER = re.compile("<summary>(.*)</summary>", re.DOTALL)  # the only part of the
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An answer that may come back as a summary.
+    """An answer that the client may send back as a summary.
 
-    question: the message before the answer, as JSON. texts: the text of the answer and, if it has a tag `summary`, the
-    text inside the tag.
+    question: the message before the answer, as JSON. texts: the text of the answer and, if this text has a tag
+    `summary`, the text inside the tag.
     """
 
     question: bytes
@@ -42,9 +43,11 @@ class Summary:
 class Shortened:
     """A history that started with an earlier answer as its summary.
 
-    question: the message that asked for the summary. options: the fields of the request. first: the messages before the
-    message with the summary. before, after: the parts of that message before and after the summary. These fields are
-    JSON. place: the index of the text in `Summary.texts` that the client used.
+    question: the message that asked for the summary, as JSON.
+    options: the fields of the request, without its messages, as JSON.
+    first: the messages before the message with the summary, as JSON.
+    before, after: the JSON of the message with the summary, up to the summary and after it.
+    place: which of the answer's texts the client used, as an index of `Summary.texts`.
     """
 
     question: bytes
@@ -55,17 +58,17 @@ class Shortened:
     place: int
 
     def chat(self, text: str) -> ChatRequest:
-        """Return the request that would start in the same way with another summary. text: the other summary."""
+        """Return a request that starts like this history, but with another summary. text: that summary."""
         messages = map(msgspec.json.decode, (*self.first, self.before + _escaped(text) + self.after))
         return msgspec.structs.replace(decode(self.options, ChatRequest), messages=list(messages))
 
 
 @dataclass(slots=True, eq=False)
 class Compaction:
-    """How the client of a session shortens its history.
+    """How the client of one session shortens its history.
 
-    answers: the newest answers. shortened: the last history that started with a summary. kept: what the client keeps of
-    histories that this server shortens.
+    answers: the newest answers, which may come back as summaries. shortened: the newest history that started with a
+    summary. kept: the messages that the client keeps if this server shortens its history.
     """
 
     answers: tuple[Summary, ...] = ()
@@ -81,10 +84,11 @@ class Compaction:
         return sum(map(getsizeof, texts)) + HASH * self.kept.num_hashes
 
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Learn from an answered chat. If the answer is a summary, return the client's likely next request.
+        """Learn from an answered chat. If its answer is a summary, return the likely next request of the client.
 
-        The request is known if this server wrote the question for the summary, or if the client used the same question
-        before. options: the request's fields without messages, as JSON. entries: the messages and the answer.
+        The next request can be predicted only if this server wrote the question for the summary, or if the client has
+        shortened a history with the same question before. Otherwise, return None. options: the request's fields without
+        messages, as JSON. entries: the chat's messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)
@@ -102,7 +106,10 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return the start of a chat whose first message after the instructions contains an earlier answer; else None."""
+        """Return the start of a chat that begins with an earlier answer as its summary; None: it does not.
+
+        The summary must be in the first message after the instructions.
+        """
         at = next((at for at, entry in enumerate(asked) if entry.role not in INSTRUCTIONS), None)
         if at is None or asked[at].role != "user" or sum(len(entry.said) for entry in asked[: at + 1]) > 4 * LONGEST_SUMMARY:
             return None
@@ -116,7 +123,7 @@ class Compaction:
 
 
 def _texts(answer: HistoryMessage) -> tuple[str, ...]:
-    """Return the texts in which an answer may come back; none if the answer is short or very long."""
+    """Return the texts of an answer that may come back as a summary; empty if the answer is too short or too long."""
     if len(answer.said) > LONGEST_SUMMARY or not isinstance(text := answer.message.get("content"), str):
         return ()
     inner = INNER.search(text)
@@ -125,5 +132,5 @@ def _texts(answer: HistoryMessage) -> tuple[str, ...]:
 
 
 def _escaped(text: str) -> bytes:
-    """Return a text as it stands within a JSON string."""
+    """Return a text as JSON writes it between the quotes of a string."""
     return msgspec.json.encode(text)[1:-1]

@@ -37,7 +37,7 @@ LEFT_OUT = "messages: parts that cannot be read were left out"
 AS_USER = "messages: roles that are not known count as a user's"
 NO_TIME = "ttl: {} is no time such as 5m or 1h, so it pins nothing"
 LONG_TIME = "ttl: {} is longer than 7d, the longest time of a pin, which counts instead"
-NOT_RUN = "tools: {} left out: this server runs no tools, and the model was told nothing of them"
+NOT_RUN = "tools: {} left out: this server runs no tools, and the model does not see them"
 ON = "call_{}"  # the id of a call in the old form, with the index of its message
 TTL = re.compile("([0-9]{1,6})([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -49,14 +49,14 @@ Breakpoints = Mapping[int, float]
 
 
 def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatRequest, Breakpoints, tuple[str, ...]]:
-    """Return a chat in this server's form, its breakpoints, and warnings about parts that the model does not see.
+    """Return a chat in this server's form, its cache breakpoints, and warnings about parts that the model does not see.
 
-    An unreadable part of the user's last message is refused, since the question may be about this part. In other
-    messages, a line of text replaces the part, or the part is dropped, so that the conversation can go on. Raises
-    RequestError. takes_documents: whether a tool result that is a list of documents stays a list.
+    If a user's message is the last one, an unreadable part of it is refused, since the question may be about this part.
+    In other messages, an unreadable part is replaced by a line of text or dropped, so that the conversation can go on.
+    Raises RequestError. takes_documents: whether a tool result that is a list of documents stays a list.
 
-    A breakpoint takes effect at the end of its message. A breakpoint on a tool takes effect at the end of the
-    instructions, and a breakpoint on the request at the end of the last message.
+    A message's breakpoint applies at the end of the message, a tool's breakpoint at the end of the instructions, and a
+    request's breakpoint at the end of the last message.
     """
     request, hosted = _without_hosted(request)
     taken = _Taken(request, takes_documents)
@@ -85,8 +85,9 @@ def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatReque
 class _Taken:
     """The messages of a chat in this server's form.
 
-    is_marked: whether a message has a cache breakpoint. not_shown: the parts that a line of text replaces, counted by
-    kind. left_out: the dropped parts, counted by kind. unconstrained: the tools whose grammar is not enforced.
+    is_marked: whether a message or a tool has a cache breakpoint. not_shown: by kind, how many parts a line of text
+    replaces. left_out: by kind, how many parts are dropped. unconstrained: the names of the tools with a grammar that is
+    not enforced.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -108,7 +109,7 @@ class _Taken:
         return tuple(said)
 
     def functions(self, tools: Sequence[Fields]) -> list[Fields]:
-        """Return the tools. Tools that take free text become functions."""
+        """Return the tools, with a function in place of each tool that takes free text."""
         return [self._function(tool) if _custom_of(tool) else tool for tool in tools]
 
     def _function(self, tool: Fields) -> Fields:
@@ -120,7 +121,10 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint after a message. control: the breakpoint. The longest `ttl` of a message counts."""
+        """Note a breakpoint at the end of a message. control: the breakpoint as the client sent it.
+
+        If a message has several breakpoints, the longest `ttl` counts.
+        """
         times = [time for time in (control.get("ttl") if isinstance(control, dict) else None, self._ttl) if time is not None]
         for time in times:
             if (seconds := _seconds(time)) is None or seconds > LONGEST_PIN:
@@ -128,7 +132,7 @@ class _Taken:
         self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), 0.0, *map(seconds_of, times))
 
     def mark_of(self, at: int, marked: Fields) -> None:
-        """Note the breakpoints of a part, a message or a tool."""
+        """Note the breakpoints in the fields of a part, a message or a tool. at: the index of their message."""
         for control in (marked[name] for name in MARKS & marked.keys() if marked[name] is not None):
             self.is_marked = True
             self.mark(at, control)
@@ -161,7 +165,7 @@ class _Taken:
         return self._pairs.answer(message) if role in TOOLS else message
 
     def _calls(self, message: Fields, more: Sequence[Fields], at: int) -> Fields:
-        """Return the field with a message's calls; empty: the field does not change. more: calls from the content."""
+        """Return the changed field for a message's calls; empty: no change. more: the calls in the message's content."""
         given = message.get("tool_calls")
         if isinstance(old := message.get("function_call"), dict) and not given:
             given = [{"id": ON.format(at), "type": "function", "function": old}]
@@ -176,9 +180,9 @@ class _Taken:
         return {} if calls == message.get("tool_calls") else {"tool_calls": calls or None}
 
     def _content(self, message: Fields, role: str, at: int) -> Fields:
-        """Convert a content that is not a text. Return the fields that change: the content, the reasoning, the calls.
+        """Convert a message's content that is not a text. Return the fields of the message that change.
 
-        The new content is a text or a list of text parts.
+        These can be the content, the reasoning and the calls. The new content is a text or a list of text parts.
         """
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
@@ -209,7 +213,7 @@ class _Taken:
         return changed | ({"tool_calls": calls} if calls else {})
 
     def _call(self, call: JsonValue) -> list[Fields]:
-        """Return a list with the call in a chat's form; empty: the call names no function."""
+        """Return a list with the call in a chat's form; an empty list if the call names no function."""
         read = read_call(_function_call(call))
         if read is None:
             self.left_out["tool_calls"] += 1
@@ -222,9 +226,9 @@ class _Taken:
         return _without_marks(part)
 
     def _part(self, part: JsonValue, where: str, is_question: bool) -> list[JsonValue]:
-        """Return a list with the text part that replaces a part; empty: the part is dropped.
+        """Return a list with the text part that replaces a part; an empty list if the part is dropped.
 
-        Raises RequestError for an unreadable part of the question.
+        Raises RequestError if the part is unreadable and belongs to the question.
         """
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             return [part]
@@ -238,7 +242,7 @@ class _Taken:
 
 
 def _is_data(part: JsonValue) -> bool:
-    """Return whether a part of a tool's result is a bare value without a type."""
+    """Return whether a part of a tool's result is JSON data instead of a part with a type."""
     if isinstance(part, dict):
         return not isinstance(part.get("type"), str) and part.keys() != {"text"}
     return part is not None and not isinstance(part, str)
@@ -255,9 +259,9 @@ def _seconds(ttl: JsonValue) -> float | None:
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
-    """Return whether the options put a breakpoint with a time to live at the end of the prompt.
+    """Return whether the field `prompt_cache_options` pins the prompt up to its end.
 
-    This is the default if the options have a ttl.
+    It does so if it has a valid `ttl` and its mode is not `explicit`.
     """
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
 
@@ -276,10 +280,7 @@ UNCONSTRAINED = "tools: the grammar of {} is shown to the model and not enforced
 
 
 def described(tool: Mapping[str, JsonValue]) -> tuple[str, bool]:
-    """Return the description of a tool that takes free text, and whether the tool has a grammar.
-
-    The returned description includes the grammar.
-    """
+    """Return the description of a tool that takes free text, including its grammar, and whether it has a grammar."""
     text, form = str(tool.get("description") or ""), tool.get("format")
     if not isinstance(form, dict) or form.get("type") != "grammar":
         return text, False
@@ -293,7 +294,7 @@ def custom_names(tools: Sequence[JsonValue] | None) -> frozenset[str]:
 
 
 def _custom_of(tool: JsonValue) -> Fields:
-    """Return the field `custom` of a tool with free text, a call of such a tool, or a choice of it; else an empty object."""
+    """Return the field `custom` of a tool that takes free text, or of a call or a choice of it; else an empty object."""
     custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
     return custom if isinstance(custom, dict) else {}
 
@@ -306,7 +307,7 @@ def _function_call(call: JsonValue) -> JsonValue:
 
 
 def _function_choice(choice: JsonValue) -> JsonValue:
-    """Return a choice among the tools, with functions in place of tools with free text."""
+    """Return a `tool_choice` in which functions replace the tools that take free text."""
     if custom := _custom_of(choice):
         return {"type": "function", "function": {"name": custom.get("name")}}
     match choice:
@@ -316,7 +317,7 @@ def _function_choice(choice: JsonValue) -> JsonValue:
 
 
 def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
-    """Return the chat without tools that only another server runs, and a text with the types of these tools."""
+    """Return the chat without the tools that a server would have to run, and a text with the types of these tools."""
     hosted = [str(tool["type"]) for tool in request.tools or () if _is_hosted(tool)]
     if not hosted:
         return request, ""
@@ -329,7 +330,7 @@ def _without_hosted(request: ChatRequest) -> tuple[ChatRequest, str]:
 
 
 def _is_hosted(tool: JsonValue) -> bool:
-    """Return whether another server would run a tool, since it is neither a function nor a tool with free text."""
+    """Return whether a server would have to run a tool: the tool is no function and takes no free text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     own = ("function", "custom")
     return isinstance(kind, str) and kind not in own and not any(isinstance(tool.get(name), dict) for name in own)

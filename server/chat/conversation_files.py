@@ -1,7 +1,7 @@
 """Stored conversations on disk. A thread writes them, and the server reads them when it starts.
 
-The file of an answer contains the entries of the history that were first stored with this answer. Other answers of the
-conversation refer to these entries by number.
+Each answer has a file. The file contains those entries of the answer's history that no earlier answer's file contains.
+Files refer to the entries in other files by number.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class StoredAnswer:
 
     A conversation numbers its answers, its history entries and the changes of its head in one series.
 
-    number: the answer's number. headed: the number of the last change that made this answer the head; 0: the answer was
-    never the head. parent: the id of the stored answer that this answer continues; empty: none. history: the numbers of
-    the entries in the answer's history, in order. entries: the entries that were first stored with this answer, by
-    number. record: the answer's API object as JSON, for APIs that show the object again.
+    number: the answer's number.
+    headed: the number of the last change that made this answer the head; 0: the answer was never the head.
+    parent: the id of the stored answer that this answer continues; empty: it continues no stored answer.
+    history: the numbers of the entries in the answer's history, in order.
+    entries: by number, the entries that were first stored with this answer.
+    record: the answer's API object as JSON, for APIs that return the object again; None: there is none.
     """
 
     scope: str
@@ -67,14 +69,17 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVocabulary:
-    """The parts of a model that stored histories need: the size of its vocabulary, and a tokeniser of a scope's text."""
+    """The parts of a model that stored histories need.
+
+    num_tokens: the size of the vocabulary. tokenize: returns the tokens (int32) of a text, given a scope and the text.
+    """
 
     num_tokens: int
     tokenize: Callable[[str, str], np.ndarray]
 
 
 def file_name(scope: str, answer: str) -> str:
-    """Return the name of an answer's file. It depends only on the scope and the answer's id, and reveals neither."""
+    """Return the name of an answer's file: a hash of the scope and the answer's id, which reveals neither."""
     return hashlib.blake2b(msgspec.msgpack.encode([scope, answer]), digest_size=16).hexdigest() + SUFFIX
 
 
@@ -208,7 +213,7 @@ def _bytes(tokens: np.ndarray) -> bytes:
 
 
 def _tokens(data: bytes, vocabulary: HistoryVocabulary) -> np.ndarray:
-    """Return the tokens (int32) in a file. Raises DamagedFile."""
+    """Return the tokens (int32) that a file contains as bytes. Raises DamagedFile."""
     if len(data) % 4:
         raise DamagedFile("its tokens are damaged")
     tokens = np.frombuffer(data, "<i4").astype(np.int32)
@@ -225,7 +230,7 @@ logger = logging.getLogger("slotcache.conversations")
 class ConversationFiles(ChatFiles):
     """The stored answers in a folder, one file for each answer, so that conversations survive a restart.
 
-    The folder belongs to one server, because only a server that has all entries in memory can number new entries.
+    The folder belongs to one server: a server numbers new entries, and needs all earlier entries in memory for that.
     """
 
     def put(self, stored: StoredAnswer) -> None:
@@ -233,7 +238,10 @@ class ConversationFiles(ChatFiles):
         self.write(stored.file_name, partial(encode, stored))
 
     def answers(self, vocabulary: HistoryVocabulary, max_bytes: int) -> list[tuple[StoredAnswer, float]]:
-        """Return the newest answers, each with the time of its file. max_bytes: the most bytes of files; see `load`."""
+        """Return the newest answers, each with the time of its file. Delete older answers: see `ChatFiles.load`.
+
+        max_bytes: the most bytes of the files that are loaded.
+        """
         read = partial(decode, vocabulary=vocabulary)
         return self.load(SUFFIX, max_bytes, read, lambda stored: stored.file_name)
 
@@ -241,7 +249,7 @@ class ConversationFiles(ChatFiles):
 def free_conversation_files(folder: Path) -> ConversationFiles:
     """Return the conversation files in a folder. Raises FolderError.
 
-    If another server uses the folder, use the first free folder next to it.
+    If another server uses the folder, return the files in the first free folder next to it.
     """
     for place in places(folder):
         with contextlib.suppress(BlockingIOError):
@@ -253,5 +261,5 @@ def free_conversation_files(folder: Path) -> ConversationFiles:
 
 
 def seconds_since(written: float) -> float:
-    """Return the age of a file in seconds; 0 if its time is in the future, since the clock may have been set back."""
+    """Return the age of a file in seconds. It is 0 for a time in the future, since the clock may have been set back."""
     return max(time.time() - written, 0.0)

@@ -1,7 +1,8 @@
-"""Stored conversations in memory: the point that a turn continues, the answers that it adds, and eviction.
+"""Stored conversations in memory: find the point that a request continues, store its answer, and drop old conversations.
 
-A conversation is a tree of answers: two requests that continue the same answer start two branches. Each answer is
-stored with its whole history. A history consists of entries, which branches share. Scopes never share a conversation.
+A conversation is a tree of answers: if two requests continue the same answer, the tree branches there. Each answer is
+stored with its whole history. A history consists of entries. Two branches share the entries before the point where they
+part. Conversations of different scopes share nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ SHARE = 100  # approximate bytes of an entry in the tables of entries
 class Conversation:
     """One conversation, from its first request on.
 
-    answers: for each answer's id, the history up to and including the answer. It is empty until the first answer ends,
-    and after the store has dropped the conversation. records: the API objects of answers as JSON, by the answer's id.
-    head: the id of the answer that a request continues if the request names only the conversation. If the head is
-    deleted, its parent becomes the head. used: the time of the last use, by the store's clock. num_bytes: the size in
-    memory. forgotten: whether a client has deleted the conversation.
+    answers: by the answer's id, the history up to and including the answer; empty before the first answer has ended, and
+        after the store has dropped the conversation.
+    records: by the answer's id, the answer's API object as JSON.
+    head: the id of the answer that a request continues if it names only the conversation.
+    used: the time of the last use, by the store's clock.
+    num_bytes: the size in memory.
+    forgotten: whether a client has deleted the conversation.
     """
 
     scope: str
@@ -70,7 +73,11 @@ class Conversation:
         self.clear()
 
     def add(self, answer: str, entries: tuple[HistoryMessage, ...], is_head: bool, parent: str = "") -> None:
-        """Store a finished answer. parent: the id of the answer that this answer continues; empty: none."""
+        """Store a finished answer.
+
+        is_head: whether the answer becomes the head; the first answer always does. parent: the id of the answer that
+        this answer continues; empty: it continues none.
+        """
         new = tuple(entry for entry in dict.fromkeys(entries) if entry not in self._numbers)
         self._numbers.update(zip(new, range(self._next, self._next + len(new)), strict=True))
         self._next += len(new) + 1
@@ -99,9 +106,9 @@ class Conversation:
         )
 
     def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
-        """Store the answers of files. Return the ids of answers to write again, and of answers that were dropped.
+        """Store the answers of files. Return the ids of the answers to write again, and of the answers that were dropped.
 
-        An answer is dropped if its history has gaps.
+        An answer is dropped if an entry of its history is missing.
         """
         answers = sorted(found, key=lambda stored: stored.number)
         entries = {number: entry for stored in answers for number, entry in stored.entries.items()}
@@ -122,9 +129,11 @@ class Conversation:
         return [heir for heir in dict.fromkeys(heirs) if heir in self.answers], [stored.id for stored in lost]
 
     def remove(self, answer: str) -> list[str]:
-        """Drop an answer. Return the ids of the answers whose files change.
+        """Drop an answer. Return the ids of the answers whose files must be written again.
 
-        A file changes if its answer takes over entries, gets another parent, or becomes the head.
+        These answers take over entries of the dropped answer, get another parent, or become the head. If the head is
+        dropped, its parent becomes the head. If it has no parent, the answer that was the head most recently becomes the
+        head again.
         """
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
@@ -164,7 +173,7 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the id of the stored answer that was the head most recently; if no answer was, of the newest answer."""
+        """Return the id of the stored answer that was the head most recently. If none was the head, return the newest."""
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -179,8 +188,8 @@ class Conversation:
 class ConversationRef:
     """The point of a conversation that a request continues, fixed when the request arrives.
 
-    answer: the id of the answer before the request; empty in a new conversation. branches: whether the request names this
-    answer instead of the conversation. stores: whether to store the new answer.
+    answer: the id of the answer that the request continues; empty: the conversation is new. branches: whether the
+    request names this answer; otherwise it names only the conversation. stores: whether to store the new answer.
     """
 
     conversation: Conversation
@@ -196,7 +205,10 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Replace the one-turn instructions at the start of a history. instructions: the next turn's; None: no instructions."""
+    """Replace the instructions at the start of a history that apply to one turn only.
+
+    instructions: the instructions for the next turn; None: it has none.
+    """
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
         return kept
@@ -213,7 +225,8 @@ class PendingTurn:
     """A request whose answer is not complete.
 
     id: the answer's id. options: the fields of the request as JSON, without its messages and documents. chat: the
-    messages and documents. ref: the point of a conversation; None: the request belongs to no conversation.
+    request's messages and documents. ref: the point of a conversation that the request continues; None: it belongs to no
+    conversation.
     """
 
     id: str
@@ -227,10 +240,11 @@ class PendingTurn:
         return cls(id, msgspec.json.encode(asked.for_next_turn()), chat, ref)
 
     def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
-        """Return the whole message of an answer, the key for its ids, and whether the message has only content.
+        """Return the message of an answer, the key for the answer's ids, and whether the message has only content.
 
-        text: the text that the model wrote. is_cut: whether the answer ended at a limit. If the message has only content,
-        its ids contain no control token, so the key is the message's text.
+        The message includes the start of the answer that the request gave. The key is the message's text if the message
+        has only content, since its ids then contain no control token; otherwise it is the `answer_key`. text: the text
+        that the model wrote. is_cut: whether the answer ended at a limit.
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish(is_cut)])
@@ -241,18 +255,22 @@ class PendingTurn:
         return answer, whole if is_content else answer_key(answer), is_content
 
     def read_shown(self, text: str, is_cut: bool = False) -> Message:
-        """Return the whole message of an answer as the client reads it, with the numbers of the client's program."""
+        """Return the message of an answer as the client reads it: with its own numbers in place of the ids of documents."""
         reader = self.chat.cited_reader()
         return message([*reader.push(text), *reader.finish(is_cut)])
 
     def ids(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the known ids (int32) of the whole answer. sampled: the ids that the model generated."""
+        """Return the ids (int32) of the whole answer, or of the generated part if the ids of the given part are unknown.
+
+        sampled: the ids that the model generated.
+        """
         return self.chat.prefilled.join(sampled) if self.chat.prefilled else sampled
 
     def entries(self, layout: Layout, answer: Message, sampled: np.ndarray | None) -> tuple[HistoryMessage, ...]:
-        """Return the history with the answer at its end.
+        """Return the history, with the answer as its last entry.
 
-        sampled: the ids (int32) of an answer that has only content; otherwise None.
+        layout: the layout of the prompt, whose order of documents later turns keep. sampled: the ids (int32) of an
+        answer that has only content; otherwise None.
         """
         return (*self.chat.place_entries(layout), HistoryMessage.of(answer, sampled=sampled))
 
@@ -279,9 +297,11 @@ logger = logging.getLogger("slotcache.conversations")
 class Conversations:
     """The store of conversations. For the event loop only; not thread-safe.
 
-    max_age: the seconds after its last use until a conversation is dropped; 0: no limit. clock: returns the time in
-    seconds. files: the files of the answers; None: the store is only in memory. turns: returns the turns that the engine
-    has not ended yet. num_evicted: the number of conversations that were dropped for lack of room.
+    max_age: the seconds from the last use of a conversation until it is dropped; 0: no limit.
+    clock: returns the time in seconds.
+    files: the files of the answers; None: the store is only in memory.
+    turns: returns the turns that are running or waiting in the engine.
+    num_evicted: how many conversations were dropped because there was no room for them.
     """
 
     def __init__(
@@ -315,7 +335,7 @@ class Conversations:
         return self._stored.get((scope, id))
 
     def known(self, scope: str, id: str) -> Conversation | None:
-        """Return a conversation by its id, even if its first answer is unfinished; None: it is unknown."""
+        """Return the conversation with an id, even while its first answer is unfinished; None: there is none."""
         return self._known.get((scope, id))
 
     def find_answer(self, scope: str, answer: str) -> Conversation | None:
@@ -328,9 +348,9 @@ class Conversations:
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point of a conversation that a chat continues; None: the chat belongs to no conversation.
 
-        caches: whether the request may be cached. If it may not, the answer of a chat is not stored. The answer of a
-        response is stored unless its request forbids it. Raises RequestError, with status 404 if the request names an
-        answer that is not stored.
+        With `store: false`, the answer is not stored. Otherwise, the answer of a response is stored, and the answer of a
+        chat is stored if it may be cached. caches: whether the request may be cached. Raises RequestError, with status
+        404 if the request names an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -375,21 +395,22 @@ class Conversations:
         logger.info("%d conversations are back, with %d answers", len(self._stored), len(self._by_answer))
 
     def close(self) -> None:
-        """Finish the queued writes."""
+        """Finish the queued writes, and close the files."""
         if self._files is not None:
             self._files.close()
 
     def settle(self) -> None:
-        """Wait until the files match the store. Not for the event loop's thread."""
+        """Wait until the queued writes are done. Do not call this in the event loop's thread, since it blocks."""
         if self._files is not None:
             self._files.settle()
 
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
         """Store a complete answer. Return whether it is stored now.
 
-        If the request named only the conversation, the answer becomes the head. Of several such answers, the last one to
-        end is the head. If the request named an earlier answer, the new answer becomes the head only if the named answer
-        was the head. Otherwise the new answer is a branch, which only its id finds.
+        If the request named only the conversation, the answer becomes the head. If several such requests ran at the same
+        time, the answer that ends last stays the head. If the request named an earlier answer, the new answer becomes
+        the head only if the named answer is the head. Otherwise the new answer is a branch: only a request that names
+        its id continues it.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:
@@ -424,7 +445,7 @@ class Conversations:
         """Drop an answer. Return whether it was stored.
 
         Answers that continue the dropped answer keep their whole history. If the dropped answer was the head, its parent
-        becomes the head. If there is no parent, the answer that was the head most recently becomes the head.
+        becomes the head. If it has no parent, the stored answer that was the head most recently becomes the head again.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -441,7 +462,7 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Count a request as unfinished during a `with` block that makes its prompt."""
+        """Let `forget` find a request during the `with` block that makes its prompt, before the engine has the request."""
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -451,7 +472,10 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers, including unfinished answers. Return whether there was an answer."""
+        """Drop a conversation with all its answers. Return whether it had an answer, stored or unfinished.
+
+        The unfinished answers will not be stored.
+        """
         self._expire()
         conversation = self._known.pop((scope, id), None)
         if conversation is None:
@@ -468,7 +492,7 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the conversation of an id that is not stored, or begin one. It may already have running requests."""
+        """Return the conversation with an id that is not stored. Create it, unless an unfinished request already did."""
         key = (scope, id)
         if (conversation := self._known.get(key)) is None:
             conversation = self._known[key] = Conversation(scope, id)
@@ -496,7 +520,7 @@ class Conversations:
     def share(self, stores: Sequence[Conversations]) -> None:
         """Share the bounds with other stores. stores: these stores and this store.
 
-        The least recently used conversation of all stores is dropped first.
+        If all stores together exceed a bound, the least recently used conversation of all of them is dropped.
         """
         self._stores = stores
         self._make_room()
@@ -507,7 +531,10 @@ class Conversations:
             self._remove(first, "it is too old")
 
     def _make_room(self, newest: Conversation | None = None) -> None:
-        """Drop the least recently used conversations. newest: the conversation to drop first if it alone is too large."""
+        """Drop the least recently used conversations until the bounds hold.
+
+        newest: a conversation that is dropped before all others if it is larger than the bound by itself.
+        """
         if newest is not None and newest.num_bytes > self._max_bytes:
             self._evict(newest, "alone it takes more than there is room for")
         while any(self._stores) and (
@@ -545,7 +572,10 @@ class Conversations:
 
 
 def _read_reference(asked: ChatRequest) -> tuple[str, HistoryKind]:
-    """Return the id of the conversation that a request names, and the kind of its messages. Raises RequestError."""
+    """Return the id of the conversation that a request names, and whether its messages are the whole history.
+
+    Raises RequestError.
+    """
     named = asked.conversation
     if not isinstance(named, ConversationReference):
         named = ConversationReference(named or "")

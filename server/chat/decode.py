@@ -2,8 +2,8 @@
 
 A struct lists the known fields of a body. The tables in this module divide all other fields into four kinds:
 
-- A field that a client depends on (content, form or rules of the answer) is refused, unless its value is a no-op.
-- A preference that a client can do without (style, length, cost, another server's tools) leads to a warning in the answer.
+- A field that changes the content, form or rules of the answer is refused, unless its value is a no-op.
+- A field for a preference (style, length, cost, another server's tools) leads to a warning in the answer.
 - A field that changes no answer is accepted.
 - An unknown field leads to a warning that suggests a similar known name.
 """
@@ -162,7 +162,7 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return the fields of a kind of body that are objects with known fields, each with its struct."""
+    """Return, for each field of a body that is an object with known fields, the struct that lists these fields."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
@@ -174,9 +174,9 @@ def has_nested(body: Struct, kind: type[Struct]) -> bool:
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
-    """Return a warning for each unknown field. strict: whether to refuse unknown fields instead.
+    """Return a warning for each unknown field. strict: whether an unknown field raises RequestError instead.
 
-    Raises RequestError for an unsupported field that a client depends on.
+    Also raises RequestError for a field that this module refuses.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -190,7 +190,10 @@ def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[s
 
 
 def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> Iterator[str]:
-    """Yield the name of each unknown field, such as `outer.inner` in a nested object. Raises RequestError."""
+    """Yield the name of each unknown field, such as `outer.inner` in a nested object.
+
+    Raises RequestError for a field that this module refuses.
+    """
     known, objects = _names(kind), nested(kind)
     for name, value in body.items():
         path = within + name
@@ -205,7 +208,10 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field is in the tables of this module with a no-op value. Raises RequestError if it is refused."""
+    """Return whether a field has a no-op value, by the tables REFUSED and WISHES. If it is in neither table, return False.
+
+    Raises RequestError if a field in REFUSED has another value.
+    """
     if name not in REFUSED and name not in WISHES:
         return False
     neutral, instead = REFUSED.get(name) or WISHES[name]
@@ -255,7 +261,7 @@ A = TypeVar("A", bound=Type)
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
     """Decode a client's body. Return it with a warning for each field that has no effect. Raises RequestError.
 
-    strict: whether to refuse such fields.
+    strict: whether a field without effect raises RequestError instead.
     """
     decoded, warnings = _decode_request(body, kind, strict)
     if not isinstance(decoded, Options):
@@ -267,7 +273,10 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
 
 
 def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
-    """Decode a body. Return it with a warning for each unknown field. Raises RequestError."""
+    """Decode a body. Return it with a warning for each unknown field. Raises RequestError.
+
+    strict: whether an unknown field raises RequestError instead.
+    """
     check_elements(body)
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Most bodies have only known fields, so one pass is enough.
@@ -283,18 +292,18 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return a struct with the same fields that refuses unknown fields."""
+    """Return a struct that has the same fields and refuses all others."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a body. Raises a RequestError that names the wrong field and the expected type."""
+    """Decode a body. Raises RequestError; its text names the wrong field and the expected type."""
     check_elements(body)
     return _decode_loosely(as_unicode(body), kind)
 
 
 def _decode_loosely(body: bytes, kind: type[R]) -> R:
-    """Decode a body. Also accept values that llama-server accepts and msgspec does not. Raises RequestError."""
+    """Decode a body, also with values that llama-server accepts and msgspec refuses. Raises RequestError."""
     try:
         try:
             return _decode(body, kind)
@@ -320,9 +329,9 @@ def _named(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
-    """Yield the messages about further wrong fields of a body. first: the path of the first wrong field.
+    """Yield an error message for each further wrong field of a body, at most one for each field at the top level.
 
-    Of each field of the body, at most one error is named.
+    first: the path of the wrong field that is known already.
     """
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         values, where = tightened(_decode(body, dict[str, JsonValue]), kind), first
@@ -340,7 +349,7 @@ def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Decode without the garbage collector, which would scan all objects whenever their number grows by 25 %."""
+    """Decode with the garbage collector off. It would scan all objects each time their number has grown by 25 %."""
     with COLLECTOR:
         enabled = gc.isenabled()
         gc.disable()
@@ -352,11 +361,10 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
-    """Convert a body's values that llama-server accepts to values that msgspec accepts.
+    """Convert values of a body and its objects: what llama-server accepts becomes what msgspec accepts.
 
-    A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. This applies to the body
-    and to its objects with known fields. A list of texts to embed keeps its nulls, so that they are refused, because each
-    text needs its place in the answer.
+    A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. But a list of texts to
+    embed keeps its nulls, and is refused later: the answer has one embedding for each text, at the text's place.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)
@@ -372,7 +380,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
 
 
 def _tightened_list(values: list[JsonValue], item: Type, *, keeps_texts: bool) -> list[JsonValue]:
-    """Return a list without nulls, with `tightened` objects. keeps_texts: whether a list of texts keeps its nulls."""
+    """Return a list without nulls, with `tightened` objects. keeps_texts: whether a list of texts stays as it is."""
     if isinstance(item, AnyType) or (keeps_texts and isinstance(item, StrType)):
         return values
     inner = _takes(item, StructType)
@@ -387,7 +395,7 @@ def _fields_of(kind: type) -> dict[str, Field]:
 
 
 def _takes(about: Type, wanted: type[A]) -> A | None:
-    """Return the first of a field's types that is of the wanted kind; None: there is none."""
+    """Return the first type of class `wanted` among the types that a field may have; None: there is none."""
     if isinstance(about, UnionType):
         return next((each for each in about.types if isinstance(each, wanted)), None)
     return about if isinstance(about, wanted) else None

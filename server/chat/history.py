@@ -1,4 +1,4 @@
-"""Earlier turns in a new prompt: their messages, the order of their documents, and a prefilled answer."""
+"""Earlier turns in a new prompt: their messages, the order of their documents, and an answer that the request starts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .volatile import INSTRUCTIONS, ChangedText
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """The first part of an answer, given in the request.
+    """The start of an answer, which the request gives and the model continues.
 
-    content: the message's content so far. tokens: the ids (int32) of the content in the prompt; None: the ids in the
-    prompt also spell other text. is_shown: whether the client gets this part with the answer.
+    content: the content of this start. tokens: the ids (int32) of the content in the prompt; None: they are unknown,
+    since the same tokens also spell other text. is_shown: whether the client gets this start with the answer.
     """
 
     reasoning: str
@@ -43,7 +43,7 @@ class Prefilled:
 
     @classmethod
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
-        """Take the prefilled part from the message that the model continues.
+        """Make the start of an answer from the message that the model continues.
 
         piece: the last piece of the prompt. part: the same piece as tokens.
         """
@@ -58,19 +58,19 @@ class Prefilled:
         return [*reasoning, ContentText(self.content)] if self.content else reasoning
 
     def read_whole(self, rest: Callable[[], AnswerReader]) -> Callable[[], AnswerReader]:
-        """Return a function that makes readers of the whole answer.
+        """Return a function that makes readers of the whole answer: of its given start, then of the generated text.
 
-        rest: makes readers of the text that the model generates.
+        rest: makes readers of the generated text.
         """
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole content. If the prefilled ids are unknown, return only the sampled ids."""
+        """Return the ids (int32) of the whole content, or only the sampled ids if those of the given start are unknown."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
 class _PrefilledReader:
-    """Reads a whole answer: the prefilled part, then the model's text."""
+    """Reads a whole answer: its given start, then the generated text."""
 
     def __init__(self, prefilled: Sequence[Fragment], rest: AnswerReader) -> None:
         self._prefilled, self._rest = list(prefilled), rest
@@ -84,10 +84,10 @@ class _PrefilledReader:
 
 
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
-    """Return whether the model continues the last message. Raises RequestError if that is impossible.
+    """Return whether the answer continues the last message. Raises RequestError if the message cannot be continued.
 
-    messages: the whole history. prefills: whether an assistant's last message is continued even if the request does not
-    ask for it.
+    messages: the whole history. prefills: whether a last message of an assistant is continued even if the request does
+    not ask for it.
     """
     last, asked = messages[-1], bool(request.continue_final_message)
     if not asked and not (prefills and last["role"] == "assistant"):
@@ -111,10 +111,12 @@ Documents = tuple[Document, ...]
 class HistoryMessage:
     """A message as it was in a prompt.
 
-    said: the client's message without documents, as JSON, since a decoded message takes up to 20 times as much memory.
-    keys: the keys of all the message's documents, in retrieval order. shown: the documents as the prompt shows them, with
-    their hints. sampled: the ids (int32) of an answer, if they spell its text exactly. one_turn: whether the message has
-    instructions that later turns drop. num_bytes: the total size in memory.
+    said: the client's message without documents, as JSON. A decoded message would take up to 20 times as much memory.
+    keys: the keys of all documents of the message, in retrieval order.
+    shown: the documents that the prompt shows with the message, and their hint; None: there are none.
+    sampled: the ids (int32) of an answer, if they spell its text exactly.
+    one_turn: whether the message has instructions that later turns drop.
+    num_bytes: the total size in memory.
     """
 
     role: str
@@ -142,13 +144,14 @@ class HistoryMessage:
 
     @property
     def message(self) -> dict[str, object]:
-        """The message. Each access decodes it again."""
+        """The message, which is decoded again at each access."""
         return msgspec.json.decode(self.said)
 
     def public(self, citations: Citations) -> dict[str, object]:
-        """Return the message, and the ids of its documents in prompt order, without the documents' texts.
+        """Return the message for the client, with the ids of its documents in the prompt's order but without their texts.
 
-        citations: the numbers of the client's program, which replace the ids of documents in the returned texts.
+        citations: the numbers of the client's program, which replace these ids in the message and in the list of
+        documents.
         """
         if self.shown is None:
             said = self.message
@@ -164,9 +167,10 @@ class HistoryMessage:
 class History:
     """All messages of a prompt: first the `kept` messages, as they were in an earlier prompt, then the new messages.
 
-    messages: all messages, without documents. documents: the documents of new messages, by the message's index. shift:
-    the number to add to a message's index in the request to get its index here. lists: the lists of documents that were
-    cut out of messages' texts, by the message's index.
+    messages: all messages, without documents.
+    documents: the documents of new messages, by the message's index.
+    shift: the index of a message here, minus its index in the request.
+    lists: the lists of documents that were cut out of messages' texts, by the message's index.
     """
 
     messages: Sequence[Message]
@@ -180,11 +184,13 @@ class History:
 class ChatHistory:
     """A chat as a prompt.
 
-    entries: one entry for each message; the first `num_kept` entries come from the remembered history. form: the form in
-    which the model writes. prefilled: the first part of the answer, which is the last entry; None: there is none. moved:
-    changed instructions, which the prompt states at the end of the last message. citations: the numbers that the client's
-    program gave to documents; None: there are no numbers. lists: the lists of documents in the request's texts, for the
-    report. shift: as in `History`.
+    entries: one entry for each message; the first `num_kept` entries come from the stored conversation.
+    form: the form in which the model writes the answer.
+    prefilled: the start of the answer that the request gives, which is the last entry; None: it gives none.
+    moved: the changes of instructions that the prompt states.
+    citations: the numbers that the client's program gave to documents; None: it gave none.
+    lists: the lists of documents that were found in the texts of the request, for the report.
+    shift: as in `History`.
     """
 
     prompt: ChatPrompt
@@ -199,14 +205,17 @@ class ChatHistory:
 
     @property
     def shown_reader(self) -> Callable[[], AnswerReader]:
-        """A function that makes readers of the part of the answer that the client gets."""
+        """A function that makes readers of the part of the answer that the client gets.
+
+        The client gets the whole answer, or only the generated part if the start that the request gave is not shown.
+        """
         if self.prefilled is None or self.prefilled.is_shown:
             return self._for_client(self.whole_reader)
         return self._for_client(self.form.reader, self.citations.owed if self.citations else "")
 
     @property
     def cited_reader(self) -> Callable[[], AnswerReader]:
-        """A function that makes readers of the whole answer, as the client may send it back."""
+        """A function that makes readers of the whole answer with the client's numbers, as the client may send it back."""
         return self._for_client(self.whole_reader)
 
     @property
@@ -217,14 +226,14 @@ class ChatHistory:
         return make if self.citations is None else self.citations.read(make, owed)
 
     def shown_lists(self, entries: Sequence[HistoryMessage]) -> list[dict[str, object]]:
-        """Return the report on lists of documents in texts. entries: the result of `place_entries`."""
+        """Return the report on the lists of documents in the request's texts. entries: the result of `place_entries`."""
         sets = (entries[one.message + self.shift].shown for one in self.lists)
         return [
             one.shown(shown.order or () if shown is not None else ()) for one, shown in zip(self.lists, sets, strict=True)
         ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
-        """Return the entries before the answer, with their documents in the layout's order, which later turns keep."""
+        """Return the entries before the answer. Their documents get the order of the layout, which later turns keep."""
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
@@ -236,11 +245,11 @@ def continue_history(
     remembered: Sequence[HistoryMessage] = (),
     kind: HistoryKind = "auto",
 ) -> History:
-    """Join the remembered history of a conversation and the messages of the client.
+    """Join the stored history of a conversation and the messages of the client.
 
-    If the client sends its whole history, the remembered entries are kept up to the first message that differs. documents:
-    the documents of messages with a field `documents`, by the message's index. A message without this field keeps its
-    remembered documents.
+    If the client sends its whole history, the stored entries are kept up to the first message that differs. remembered:
+    the stored entries. documents: by a message's index, the documents that the client sent with it. A message without
+    documents keeps its stored documents.
     """
     plain = [{name: value for name, value in message.items() if name != "documents"} for message in messages]
     if are_new(plain, kind):
@@ -254,12 +263,12 @@ def continue_history(
 
 
 def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
-    """Return whether the messages continue the remembered history; otherwise they are a whole history."""
+    """Return whether the messages follow the stored history. Otherwise they are a whole history."""
     return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 
 def _paired(before: Sequence[Message], new: Sequence[Message]) -> list[Message]:
-    """Return the old and then the new messages. New tool results get the ids of the calls that they answer."""
+    """Return the stored messages, then the new messages. A new tool result gets the id of the call that it answers."""
     pairs, messages = CallPairs(), list[Message]()
     for at, message in enumerate([*before, *new]):
         if isinstance(calls := message.get("tool_calls"), list):
@@ -286,7 +295,10 @@ def _filled_fields(message: Message) -> dict[str, object]:
 
 
 def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) -> HistoryMessage:
-    """Return an entry with its documents in the order of `placed`, which yields the entry's documents next."""
+    """Return an entry with its documents in the order of the prompt.
+
+    placed: yields the documents of the prompt, from the entry's first document on.
+    """
     if entry.shown is None:
         return entry
     ranks = {key: rank for rank, key in enumerate(entry.shown.keys)}
@@ -295,7 +307,7 @@ def _place_documents(entry: HistoryMessage, placed: Iterator[PlacedDocument]) ->
 
 
 def _size(entry: HistoryMessage) -> int:
-    """Estimate the bytes of an entry in memory. A part that several entries share counts in each entry."""
+    """Estimate the bytes of an entry in memory. If several entries share a part, it counts in each of them."""
     size = getsizeof(entry) + getsizeof(entry.said) + getsizeof(entry.keys)
     if entry.sampled is not None:
         size += getsizeof(entry.sampled)

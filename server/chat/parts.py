@@ -1,7 +1,7 @@
-"""Parts of messages, from any server: texts that replace parts, calls, and the results of calls.
+"""Parts of messages, from any server: the texts that replace unknown parts, tool calls, and the results of calls.
 
-A conversation that another server started can go on even if it contains unknown parts. The text that replaces a part
-depends only on this part, so the text is the same in each turn.
+A conversation that another server started can go on here, even if it contains parts that this server does not know. The
+text that replaces a part depends only on this part, so it is the same in each turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAME = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 def unsupported(kind: str) -> str:
-    """Return why parts of this type are refused."""
+    """Return the reason why a part of this type is refused."""
     if kind not in UNREADABLE:
         return "this server cannot read it: expected text"
     return f"{UNREADABLE[kind]} input is not supported: this server reads and writes text only"
@@ -61,8 +61,8 @@ def stand_in(kind: str) -> str:
 class ReadPart:
     """A part as the model sees it.
 
-    text: the text that the model sees; empty: none. kind: the kind under which warnings count the part; empty: no warning
-    counts it.
+    text: the text that the model sees; empty: it sees nothing. kind: the kind of the part for a warning; empty: the part
+    needs no warning.
     """
 
     text: str
@@ -94,7 +94,7 @@ def read_part(part: JsonValue) -> ReadPart:
 
 
 def kind_name(kind: str) -> str:
-    """Return the type of a part or a tool if it can be shown in texts and warnings; otherwise `OTHER`."""
+    """Return the type of a part or a tool, or `OTHER` if the type is not fit for texts and warnings."""
     return kind if NAME.fullmatch(kind) else OTHER
 
 
@@ -162,7 +162,7 @@ def read_call(call: JsonValue) -> Fields | None:
 
 
 class CallPairs:
-    """Matches the results of tools with the calls of the newest answer with calls."""
+    """Matches tool results with the calls of the newest answer that has calls."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # the names of the called tools, by the ids of the calls
@@ -183,8 +183,8 @@ class CallPairs:
     def answer(self, result: Fields) -> Fields:
         """Return a tool's message with the id of the call that it answers.
 
-        The message answers the call whose id it names. If it names no known id, it answers the first call without a
-        result; if it names a tool, the first such call of this tool.
+        If the message names the id of a known call, it answers this call. Otherwise it answers the first call without a
+        result. If the message names a tool, only calls of this tool count.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)
@@ -198,7 +198,7 @@ class CallPairs:
         return rest | ({"tool_call_id": id} if id else {})
 
     def _first(self, name: str | None) -> str | None:
-        """Return the id of the first call without a result; None: there is none. name: the tool; None: any tool."""
+        """Return the id of the first call without a result; None: there is none. name: the called tool; None: any tool."""
         waiting = self._waiting.get(name, deque())
         while waiting and waiting[0] not in self._open:
             waiting.popleft()
@@ -206,7 +206,7 @@ class CallPairs:
 
 
 def _with_id(call: Fields, made: str) -> Fields:
-    """Return a call whose id is a text. made: the id for a call without an id."""
+    """Return a call whose id is a text. made: the id that a call without an id gets."""
     id = call.get("id")
     if isinstance(id, str) and id:
         return call

@@ -1,6 +1,6 @@
-"""Refuses a prompt that is too long before its whole text is tokenised.
+"""Refuses a prompt that is too long, before its whole text is tokenised.
 
-A prompt of up to `MOST_COUNTED` bytes is tokenised completely, so that the error can state the number of its tokens.
+A prompt of at most `MOST_COUNTED` bytes is tokenised completely, so that the error can state the number of its tokens.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class PromptLength:
         self._stops = False
 
     def extend(self, texts: Sequence[str], num_ids: int = 0) -> None:
-        """Announce texts that will be tokenised, and the number of token ids.
+        """Announce texts that will be tokenised, and the number of token ids that need no tokenising.
 
-        Raises RequestError if the prompt is certainly too long. An id counts as one token, and a text as at least one
-        token. A large prompt has at least as many tokens as its bytes divided by the bytes of the longest token.
+        Raises RequestError if the prompt is too long even at its least possible length. An id counts as one token, and a
+        text as at least one. The texts of a large prompt count as at least their bytes, divided by the bytes of the
+        vocabulary's longest token.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)
@@ -49,9 +50,9 @@ class PromptLength:
             self._refuse()
 
     def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
-        """Return the ids (int32) of a text. Raises RequestError if the prompt is too long.
+        """Return the ids (int32) of a text. Raises RequestError as soon as a large prompt is too long.
 
-        The caller must then `add` their number.
+        The caller must then pass the number of ids to `add`.
         """
         if not self._stops:
             return self._model.tokenize(text, special=special, begin=begin)
@@ -63,7 +64,7 @@ class PromptLength:
         return np.concatenate(runs)
 
     def add(self, num_tokens: int) -> None:
-        """Add tokens to the count of the prompt. Raises RequestError as soon as a large prompt is too long."""
+        """Count further tokens of the prompt. Raises RequestError as soon as a large prompt is too long."""
         give_way()
         self._num_tokens += num_tokens
         self._check()
@@ -77,7 +78,7 @@ class PromptLength:
         raise too_long(max(self._num_tokens, self._estimate(), self._limit), self._limit, about=True)
 
     def _estimate(self) -> int:
-        """Estimate the number of tokens of all texts, from the start of a long text."""
+        """Estimate the number of tokens of all texts. The start of a long text serves as a sample."""
         sample = self._longest[:SAMPLE]
         return self._size * len(self._model.tokenize(sample)) // _num_bytes(sample) if sample else 0
 

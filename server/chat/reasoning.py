@@ -1,8 +1,8 @@
-"""The fields of a request about reasoning. Each API's fields have the same meaning on every route.
+"""The fields of a request about reasoning. They come from several APIs, and each has the same meaning on every route.
 
-Two fields that contradict each other lead to a 400 that names both. One contradiction is allowed, because programs send
-it: one field turns reasoning off, and another field sets the amount of reasoning. Then the second field has no effect,
-and a warning names it.
+If two fields contradict each other, the request gets a 400 that names both. One contradiction is allowed, because
+programs send it: one field turns reasoning off, and another field sets an amount of reasoning. Then the field with the
+amount has no effect, and a warning names it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ class ReasoningFields(Protocol):
 class AskedReasoning:
     """The reasoning that a request asks for.
 
-    None means that the request does not set the value. Then the settings and the chat template decide.
+    A value of None means that the request does not set it, so that the settings and the chat template decide.
 
-    is_on: whether the model reasons. effort: how much the model reasons, for templates that support this. most: the most
-    tokens of reasoning. is_shown: whether the answer shows the reasoning. format: the place of the reasoning in the
-    answer. wish: the name of the field that asks for reasoning; empty: none. unused: a warning for each field without
-    effect.
+    is_on: whether the model reasons.
+    effort: how much the model reasons, for templates that support this.
+    most: the most tokens of reasoning.
+    is_shown: whether the answer shows the reasoning.
+    format: the place of the reasoning in the answer.
+    wish: the name of the field that asks for reasoning; empty: no field does.
+    unused: a warning for each field without effect.
     """
 
     is_on: bool | None = None
@@ -151,7 +154,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field with a value, and the value. Raises RequestError if a later field has another value."""
+    """Return the first field that has a value, with this value. Raises RequestError if a later field has another value."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -167,14 +170,14 @@ def _contradiction(one: str, other: str) -> RequestError:
 
 
 def _least(budget: int | None) -> int | None:
-    """Return a budget; None for -1, which sets no budget."""
+    """Return the most tokens of reasoning that a field sets; None: the field is unset, or -1, which means no limit."""
     return None if budget is None or budget < 0 else budget
 
 
 def warnings_of(asked: AskedReasoning, *, knows_reasoning: bool) -> Iterable[str]:
-    """Yield a warning if a request asks for reasoning that the chat template does not support.
+    """Yield a warning if a request asks for reasoning but the chat template has no reasoning.
 
-    Anthropic's `thinking.type` only allows reasoning, so it leads to no warning.
+    `thinking.type` leads to no warning: in Anthropic's API, it permits reasoning without demanding it.
     """
     if asked.wish and asked.wish != "thinking.type" and not knows_reasoning:
         yield f"{asked.wish} has no effect: the chat template knows no reasoning"

@@ -37,7 +37,10 @@ class SamplingVocabulary(Protocol):
 
 
 def _given(name: str) -> tuple[str, Any, None]:
-    """Return a field for a number. The field's type has a range only if numbers outside the range are refused."""
+    """Return the definition of a field for a number: its name, type and default.
+
+    The type has a range only if numbers outside the range are refused. Other numbers are clamped later.
+    """
     parameter = NUMBERS[name]
     kind: Any = Int32
     if not isinstance(getattr(UNSET, name), int):
@@ -52,9 +55,10 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 
 
 class SamplingOptions(Numeric, frozen=True):
-    """The sampling fields. A number outside its parameter's range is clamped, unless its field's type refuses it.
+    """The sampling fields. A number outside its range is clamped, unless the type of its field refuses it.
 
-    Of the numbers, this class declares only OpenAI's fields and fields whose range differs from the parameter's range.
+    `Numeric` already declares all fields for numbers. This class declares such a field again only if it is OpenAI's, or
+    if its range differs from its parameter's range.
     """
 
     temperature: float | None = None
@@ -83,7 +87,7 @@ class SamplingOptions(Numeric, frozen=True):
             )
 
     def sampling(self, vocabulary: SamplingVocabulary, defaults: Sampling) -> Sampling:
-        """Return the sampling parameters: the request's fields, and defaults for the other fields. Raises RequestError."""
+        """Return the sampling parameters: the request's values, and the defaults for unset fields. Raises RequestError."""
         given: dict[str, JsonValue] = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None}
         if given.get("dry_base", 1) < 1:
             del given["dry_base"]
@@ -103,7 +107,7 @@ class SamplingOptions(Numeric, frozen=True):
         return self._num_probs() is not None
 
     def _num_probs(self) -> int | None:
-        """Return how many candidates are listed for each token; None: the request asks for no logprobs."""
+        """Return the number of candidates to list for each token; None: the request asks for no log probabilities."""
         if self.n_probs:
             return self.n_probs
         if self.logprobs is None or self.logprobs is False:
@@ -127,9 +131,10 @@ def _names_of(samplers: str | Sequence[str], vocabulary: SamplingVocabulary) -> 
 
 
 def _biases(given: dict[str, JsonValue] | Sequence[JsonValue], vocabulary: SamplingVocabulary) -> dict[int, float]:
-    """Return the bias of each token. A text as a key gives its bias to all tokens of the text. Biases of a token add up.
+    """Return the bias of each token, by its id. Raises RequestError.
 
-    Raises RequestError.
+    If an entry has a text instead of an id, its bias applies to all tokens of the text. If several entries apply to a
+    token, their biases are added.
     """
     if len(given) > MAX_BIASES:
         raise _wrong_bias(f"it has {len(given):,} entries: expected at most {MAX_BIASES:,}")
@@ -194,8 +199,8 @@ class Defaults:
     def of(cls, settings: Settings, vocabulary: SamplingVocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
         """Return the defaults that the settings give. Raises SettingsError.
 
-        of_file: the sampling parameters that the model's file recommends. They replace settings that the user does not
-        set.
+        of_file: the sampling parameters that the model's file recommends. Each applies if the user has not set this
+        parameter.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))
@@ -215,7 +220,7 @@ class Defaults:
 
 
 def _breakers(text: str) -> list[str] | None:
-    """Return the texts in --dry-sequence-breaker; None: the default texts, which are llama-server's."""
+    """Return the texts in --dry-sequence-breaker; None: it is unset, so that llama-server's default texts apply."""
     if not text or text == "none":
         return [] if text else None
     return [line.replace("\\n", "\n").replace("\\t", "\t") for line in text.split("\n")]

@@ -1,4 +1,4 @@
-"""The sessions that clients name: their first instructions, their newest prompts, and how clients shorten histories."""
+"""The sessions that clients name: their first instructions, newest prompts, and how their clients shorten histories."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this prompt. It may have other tokens for this prompt's answer."""
+        """Return whether another prompt continues this one. The tokens of this prompt's answer may differ there."""
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
 
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
-    """Return the text of a chat's last message, and the texts of the messages between the previous answer and this message.
+    """Return the text of a history's last message, and the texts between the previous answer and this message.
 
-    The first text is empty if the last message has calls or is short.
+    The first text is empty if the last message has calls, or if it is too short to be recognised.
     """
     if not entries:
         return "", []
@@ -88,11 +88,13 @@ SessionKey = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The known data of one session.
+    """What is known of one session.
 
-    instructions: the first instructions, by a digest of the tools; they survive a restart. branches: the newest
-    prompts. compaction: how the client shortens its history. counted: the `sizes` that the store has counted for this
-    session.
+    instructions: by a digest of the tools, the instructions of the first request with these tools; they survive a
+        restart.
+    branches: the newest prompts.
+    compaction: how the client shortens its history.
+    counted: the `sizes` of this session that the totals of the store include.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -115,21 +117,22 @@ class Session:
 class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
-    Locks: the store's lock guards everything except the texts of instructions. The event loop takes this lock, so work
-    under it is short and waits for nothing. A comparison of instructions may take long, so a thread compares them under
-    these instructions' own lock. A thread with that lock may take the store's lock, but never the other way round.
-    Instructions that are dropped while a thread uses them are marked. The thread still makes its prompt, but its changes
-    are neither counted nor written.
+    Locks: the lock of the store guards everything except the texts of instructions. The event loop takes this lock, so a
+    thread that has it must neither work long nor wait. Each `Instructions` has its own lock, since comparing its texts
+    may take long. A thread may take the lock of the store while it has the lock of instructions, but never the other way
+    round. If instructions are dropped while a thread uses them, they are marked. The thread still makes its prompt, but
+    the store neither counts nor writes its changes.
 
-    Bounds: if there are too many sessions, the least recently used sessions are dropped. If there are too many bytes,
-    prompts and compactions are dropped, since they are only a cache. Instructions are dropped only if they alone take too
-    many bytes, since a session without them cannot reuse its earlier prompts. A session that alone exceeds a bound does
-    not evict other sessions.
+    Bounds: if there are too many sessions, the least recently used one is dropped. If all sessions together have too
+    many bytes, the least recently used ones lose their prompts and compactions, which are only a cache. They lose their
+    instructions only if all instructions by themselves have too many bytes: a session without its instructions cannot
+    reuse its earlier prompts. A session that exceeds a bound by itself loses its own data, so that other sessions keep
+    theirs.
 
     Stored conversations have their own names and bounds (see `Conversations`). The token ids of an answer are found by
     its text, in any session of the scope (see `AnswerMemory`).
 
-    files: the files of instructions, which are read immediately; None: the store is only in memory.
+    files: the files of instructions, which the constructor reads; None: the store is only in memory.
     """
 
     def __init__(self, files: ChatFiles | None = None) -> None:
@@ -151,10 +154,10 @@ class Sessions:
         return session is not None and any(session.counted)
 
     def settle(self, lineage: Lineage, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Replace instructions by the session's first instructions: see `Instructions.settle`. Not for the event loop.
+        """Return the messages with the session's first instructions, and the changes: see `Instructions.settle`.
 
-        lineage: the scope, the session's name and the digest of the tools. Raises TemplateError for contents that are not
-        text.
+        Comparing may take long, so the event loop must not call this. lineage: the scope, the session's name and the
+        digest of the tools. Raises TemplateError if the content of a message is not text.
         """
         scope, name, tools = lineage
         with self._lock:
@@ -170,10 +173,10 @@ class Sessions:
         return settled
 
     def note_prompt(self, key: SessionKey, branch: Branch, heard: Sequence[str] = ()) -> list[Branch]:
-        """Remember an answered prompt, in place of the prompt that it continues. Return the finished prompts.
+        """Remember an answered prompt, in place of the prompt that it continues. Forget finished prompts, and return them.
 
-        heard: the texts after the previous answer, from `spoken`. A prompt is finished if these texts contain its answer:
-        for example, a parent agent has received the last message of its sub-agent. Finished prompts are forgotten.
+        A prompt is finished if a text in `heard` contains its answer: for example, a parent agent has received the last
+        message of its sub-agent. heard: the texts after the previous answer, from `spoken`.
         """
         with self._lock:
             session = self._used(key)
@@ -185,7 +188,10 @@ class Sessions:
         return done
 
     def note_chat(self, key: SessionKey, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
-        """Note an answered chat. Return the likely next request, if there is one: see `Compaction.note`."""
+        """Learn from an answered chat how its client shortens histories. Return the likely next request, or None.
+
+        See `Compaction.note`.
+        """
         with self._lock:
             session = self._used(key)
             likely = session.compaction.note(options, entries)
@@ -194,9 +200,9 @@ class Sessions:
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
-        """Forget a session, and return its prompts. Without a name, forget the texts of all sessions of a scope.
+        """Forget a session, and return its prompts. Without a name, forget all sessions of a scope except their prompts.
 
-        Without a name, prompts are not forgotten, since the KV of running requests is not dropped with its scope.
+        The prompts stay because their KV stays, too: a dropped scope keeps the KV of running requests.
         """
         ended: list[Branch] = []
         with self._lock:
@@ -218,7 +224,7 @@ class Sessions:
         return session
 
     def _keep(self, session: Session, instructions: Instructions) -> None:
-        """Count and write the changes that a request made to its instructions."""
+        """Count and write the changes that a request made to its session's instructions."""
         changed, instructions.changed = instructions.changed, {}
         if instructions.is_forgotten:
             return
@@ -231,9 +237,9 @@ class Sessions:
         self._make_room(session)
 
     def _drop_instructions(self, session: Session, most: int = 0) -> None:
-        """Drop the oldest instructions of a session, with their files.
+        """Drop the least recently used instructions of a session, with their files.
 
-        most: the number of sets of tools whose instructions stay.
+        most: how many instructions to keep. A session has one `Instructions` for each set of tools.
         """
         while len(session.instructions) > most:
             _, instructions = session.instructions.popitem(last=False)
@@ -247,7 +253,11 @@ class Sessions:
         self._num_cached += session.counted[1] - cached
 
     def _make_room(self, newest: Session) -> None:
-        """Drop least recently used data until the bounds hold. newest: the session to empty first if it is too large."""
+        """Drop the least recently used data until the bounds hold.
+
+        newest: the session of the current request. If it exceeds a bound by itself, it loses its data before other
+        sessions do.
+        """
         while len(self._sessions) > MOST_SESSIONS:
             self._empty(self._sessions.popitem(last=False)[1])
         if newest.is_too_large:
@@ -261,11 +271,11 @@ class Sessions:
 
     @property
     def _lacks_room(self) -> tuple[bool, bool]:
-        """Whether the instructions take too much memory, and whether everything together takes too much memory."""
+        """Whether all instructions together exceed their bound, and whether all data together exceeds its bound."""
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:
-        """Forget a session's instructions, or its prompts and its compaction, or both."""
+        """Drop a session's instructions, its prompts with its compaction, or both."""
         if instructions:
             self._drop_instructions(session)
         if prompts:

@@ -36,20 +36,21 @@ def summary_message(text: str) -> Fields:
 
 
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-    """Return the messages that a shortened history keeps.
+    """Return the messages that stay in a shortened history: those of users, and instructions.
 
-    The history drops instructions for one turn. It also drops an earlier summary, since the new summary covers it.
+    Instructions that apply to one turn do not stay. An earlier summary does not stay either, since the new summary
+    covers it.
     """
     return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The messages that a client keeps in a shortened history, as hashes.
+    """What a client keeps of the histories that this server shortens, as hashes of messages.
 
-    said: the messages that could stay at the last summary, in order; empty once the shortened history has come back.
-    late: messages that the client moves towards the end, before its last message. dropped: messages that could stay, but
-    that the client drops.
+    said: the messages that could stay at the last summary, in order; empty after the client has sent the shortened
+    history. late: messages that the client moves towards the end, to just before its last message. dropped: messages
+    that could stay, but that the client drops.
     """
 
     said: tuple[int, ...] = ()
@@ -61,7 +62,10 @@ class Kept:
         return len(self.said) + len(self.late) + len(self.dropped)
 
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
-        """Return the `Kept` that a history after the summary reveals: the messages that the client moved or dropped."""
+        """Return the `Kept` that a later chat of the client reveals: which messages the client moved or dropped.
+
+        Only the first chat that contains the summary reveals this. For any other chat, return this object.
+        """
         if not self.said:
             return self
         end = next((at for at, entry in enumerate(entries) if entry.said.startswith(SUMMARY)), None)
@@ -77,7 +81,10 @@ class Kept:
         return Kept((), frozenset(late), frozenset(places) - frozenset(back))
 
     def order(self, stays: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-        """Return the messages that the client is likely to keep, in the client's order. stays: all messages of `kept`."""
+        """Return the messages that the client is likely to keep, in the order in which it is likely to send them.
+
+        stays: the messages that could stay, from `kept`.
+        """
         here = [entry for entry in stays if hash(entry.said) not in self.dropped]
         late = [entry for entry in here if hash(entry.said) in self.late]
         early = [entry for entry in here if hash(entry.said) not in self.late]
@@ -85,10 +92,10 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Return the likely messages of the request after a summary, and the new `Kept` of the client.
+    """Predict the request after a summary. Return its messages, and the new `Kept` of the client.
 
-    Return None if the history does not end with a summary, or if the messages are too large. entries: the history, our
-    question for a summary, and the answer. known: the old `Kept` of the client.
+    Return None if the history does not end with a question of this server and its summary, or if it is too large.
+    entries: the history, the question and the answer. known: the old `Kept` of the client.
     """
     if len(entries) < 2 or entries[-2].said != SAID:
         return None

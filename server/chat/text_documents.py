@@ -1,6 +1,6 @@
-"""Documents in the text of messages, on request: a pasted list becomes documents at the same place.
+"""Documents in the text of messages: if the client asks for it, a pasted list becomes documents at the same place.
 
-The search for a list uses only the text of its message, so each turn finds the same list.
+The search for a list uses only the text of the list's own message, so each turn finds the same list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWS_TOKENS = "the tokens of the answer are asked for, which name no numbers"
 
 @dataclass(frozen=True, slots=True)
 class TextList:
-    """A list of documents in a text, for the report.
+    """A list of documents in the text of a message, for the report in the answer.
 
     message: the index of the message in the request; negative for the instructions of a response, which precede the
     messages. count: the number of documents. reason: why the list stays text; empty: the list became documents.
@@ -54,7 +54,10 @@ class TextList:
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """Messages in which PLACE replaces each list of documents. lists: the lists, by the message's index."""
+    """Messages in which PLACE stands for each list of documents that was cut out.
+
+    lists: these lists, by the message's index. report: all lists that were found, also those that stay text.
+    """
 
     messages: Sequence[Message]
     lists: Mapping[int, PastedList]
@@ -71,14 +74,14 @@ Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
 def keep_lists(messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return the messages unchanged, for requests that keep lists as text."""
+    """Return the messages unchanged. This is for requests that keep lists as text."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return the messages unchanged, for a template that does not show the places of the lists.
+    """Return the messages unchanged, with a report that their lists stay text. cut: finds the lists.
 
-    cut: finds the lists for the report.
+    This is for chat templates that change the text around the lists, so that their places are lost.
     """
     report = [
         one if one.reason else TextList(one.message, one.format, reason=REWRITTEN) for one in cut(messages, given).report
@@ -87,9 +90,9 @@ def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages
 
 
 def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -> CutMessages:
-    """Find lists of documents in messages, at most one list in each message, and cut the lists out.
+    """Find lists of documents in messages, and put PLACE in place of at most one list in each message.
 
-    no_numbers: why numbered lists stay text; empty: they are cut out, too.
+    no_numbers: why numbered lists must stay text; empty: numbered lists are cut out like other lists.
     """
     shown, lists = list(messages), dict[int, PastedList]()
     report, untouched = list[TextList](), list[TextList]()
@@ -117,7 +120,7 @@ def cut_lists(messages: Sequence[Message], given: Given, no_numbers: str = "") -
 
 
 def numbers_refused(request: ChatRequest) -> str:
-    """Return why the numbers of lists must stay; empty: ids may replace them."""
+    """Return why numbered lists must stay text; empty: they may be cut out, so that ids replace their numbers."""
     if request.is_constrained:
         return CONSTRAINED
     if any(OF_AN_ID.search(stop) for stop in request.stops()):
@@ -126,7 +129,7 @@ def numbers_refused(request: ChatRequest) -> str:
 
 
 def places(messages: Sequence[Message]) -> list[int]:
-    """Return the number of lists that were cut out of each message."""
+    """Return how many lists were cut out of each message."""
     return [text_of(message.get("content")).count(PLACE) for message in messages]
 
 

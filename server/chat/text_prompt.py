@@ -18,9 +18,9 @@ from .prompt_length import PromptLength
 
 
 def split_prompts(given: object, where: str = "prompt") -> Iterator[tuple[str, object]]:
-    """Yield each prompt of a request, with its path in the body. A list without a number is a list of prompts.
+    """Yield each prompt of a request, with its path in the body. Raises RequestError for an empty list.
 
-    Raises RequestError for an empty list.
+    A list that contains a number is one prompt. Any other list is a list of prompts.
     """
     if not isinstance(given, list) or any(_is_number(part) for part in given):
         yield where, given
@@ -43,11 +43,15 @@ class TextTokens:
     def tokens(
         self, given: object, where: str, *, special: bool = True, begin: bool = True, limit: int | None = None
     ) -> np.ndarray:
-        """Return the ids (int32). Raises RequestError for a wrong part, or if there are more than `MOST_TEXTS` texts.
+        """Return the ids (int32) of a prompt.
 
-        where: the name of the field, for the error. special: whether texts may contain control tokens. begin: whether a
-        text at the start gets BOS if the model wants it; ids never get BOS. limit: the most tokens of the prompt and its
-        answer together; a longer prompt raises RequestError, too: see `PromptLength`.
+        Raises RequestError if a part is neither a text nor a known id, if there are more than `MOST_TEXTS` texts, or if
+        the prompt is too long.
+
+        where: the name of the field, for the error.
+        special: whether texts may contain control tokens.
+        begin: whether to put BOS before a text at the start, if the model wants BOS. Ids at the start never get BOS.
+        limit: the most tokens of the prompt and its answer together (see `PromptLength`); None: no limit.
         """
         parts = _parts(given, where)
         texts = [part for part in parts if isinstance(part, str)]
@@ -134,7 +138,10 @@ class Infill:
         return [begin, *self._project(request.input_extra, tokenize, room), *around]
 
     def _around(self, request: InfillRequest, start: np.ndarray) -> list[Fixed]:
-        """Return the end of the prefix and the start of the suffix, as far as the window allows."""
+        """Return the end of the prefix, the start of the suffix, and the gap, as far as they fit into the window.
+
+        start: the tokens of the text at the start of the gap.
+        """
         most = self._window * self._longest  # the window cannot have more characters
         before = self._tokens(request.input_prefix, "input_prefix", slice(-most, None))
         tail = self._tokens(request.input_suffix, "input_suffix", slice(most))
@@ -150,7 +157,10 @@ class Infill:
         return self._texts.tokens(part, where, special=False, begin=False)
 
     def _project(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the project's name, as many of the last files as fit, and the name of the file with the gap."""
+        """Yield the project's name, the other files, and the name of the file with the gap.
+
+        If not all other files fit, the first ones are left out. room: the most tokens of the other files.
+        """
         if self._special.repository >= 0:
             yield Fixed(_after(self._special.repository, tokenize(REPOSITORY)), "the project", ends=False)
         yield from reversed(list(self._last_files(files, tokenize, room)))
@@ -158,9 +168,9 @@ class Infill:
             yield Fixed(_after(self._special.file, tokenize(FILE)), "the file's name", ends=False)
 
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
-        """Yield the files that fit, the last file first.
+        """Yield files, beginning with the last one, until one does not fit. room: the most tokens of all yielded files.
 
-        Files are never cut, since a cut would change the prefix with each request.
+        Files are never cut, since the place of a cut would change with each request, and the prefix with it.
         """
         for file in reversed(files):
             if len(file.filename) + len(file.text) > room * self._longest:

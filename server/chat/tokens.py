@@ -32,8 +32,9 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of a
-    message whose sampled ids are known, but which the template writes in other words near this piece; None: none.
+    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of
+    an answer whose sampled ids cannot be used, because the template writes its text differently near this piece; None:
+    there is no such answer.
     """
 
     piece: TextPiece
@@ -42,7 +43,7 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return the key of an answer: its content and its calls, so that the key is the same when the answer comes back."""
+    """Return the key of an answer. It has only the content and the calls, which stay the same when the answer comes back."""
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -52,10 +53,10 @@ def answer_key(message: Message) -> str:
 def place_answers(
     pieces: Sequence[TextPiece], answers: Mapping[int, Sampled], touches_control: Callable[[str], bool]
 ) -> list[Shown]:
-    """Replace the pieces that spell an answer by the answer's sampled ids.
+    """Return the pieces of a prompt, with the sampled ids in place of the pieces that spell an answer.
 
-    answers: the answers by the message's index. touches_control: returns whether a text contains or may complete a
-    control token. Such a text from a client is never replaced.
+    answers: the answers by the message's index. touches_control: returns whether a text contains a control token, or may
+    complete one. A client's text that does so is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -73,7 +74,7 @@ def place_answers(
 
 
 class _Regions:
-    """Finds the pieces of a message: all pieces after the earlier messages and before the later messages."""
+    """Finds which pieces of a prompt can show a message: all pieces between the earlier messages and the later messages."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
@@ -82,14 +83,14 @@ class _Regions:
         self._earliest = list(accumulate((owner for _, owner in reversed(owned)), min))[::-1]  # the earliest from a piece on
 
     def of(self, message: int) -> tuple[int, int]:
-        """Return the range of a message's pieces."""
+        """Return the range of a message's pieces: the index of the first piece, and the index after the last piece."""
         before, after = bisect_left(self._earliest, message), bisect_right(self._latest, message)
         first = self._places[before - 1] + 1 if before else 0
         return first, self._places[after] if after < len(self._places) else self._num_pieces
 
 
 def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bool]) -> int | None:
-    """Return the position of a text in the joined pieces; None: the text is not there or must not be replaced."""
+    """Return the position of an answer's text in the joined pieces; None: it is not there, or must not be replaced."""
     place, at = "".join(each.piece.text for each in shown).find(text), 0
     if place < 0:
         return None
@@ -103,7 +104,7 @@ def _find(shown: Sequence[Shown], text: str, touches_control: Callable[[str], bo
 
 
 def _replaced(shown: Sequence[Shown], place: int, answered: tuple[int, Sampled]) -> list[Shown]:
-    """Return the pieces with an answer's ids in place of its text.
+    """Return the pieces with an answer's ids in place of the answer's text.
 
     place: the position of the text in the joined pieces. answered: the message's index and the answer.
     """
@@ -128,7 +129,7 @@ ScopedText = tuple[str, str]
 class TokensByText:
     """Tokens (int32) by scope and text. Safe from several threads.
 
-    max_bytes: the most bytes of all texts and tokens. The least recently used entry is dropped first.
+    max_bytes: the most bytes of all texts and tokens. If there are more, the least recently used entries are dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -166,7 +167,7 @@ def _size(key: ScopedText, tokens: np.ndarray) -> int:
 
 
 class TokenCache(TokensByText):
-    """Tokenises each text only once: documents, and messages that come back in every turn.
+    """Keeps the tokens of texts that are tokenised often: documents, and messages that come back in every turn.
 
     Scopes share no entries, so the duration of a call reveals nothing about other scopes.
     """
@@ -176,7 +177,11 @@ class TokenCache(TokensByText):
         self._tokenize = tokenize
 
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
-        """Return the read-only ids (int32) of a text. tokenise: a function with the same result that may refuse the text."""
+        """Return the read-only ids (int32) of a text.
+
+        tokenise: a function to use instead of the cache's own. It returns the same ids, but may refuse the text with an
+        error.
+        """
         tokens = self.recall(scope, text)
         if tokens is None:
             tokens = (tokenise or self._tokenize)(text)
@@ -185,9 +190,9 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The sampled ids of answers. The ids spell exactly the bytes of the text.
+    """The ids that the model sampled for its answers, by the answer's text or key. They spell exactly its bytes.
 
-    Only the sampled ids have KV. If the text comes back as history, tokenising it may give other ids.
+    Cached KV belongs to the sampled ids. If the text comes back as history, tokenising it may give other ids.
     """
 
     def __init__(self, max_bytes: int = 32 << 20) -> None:

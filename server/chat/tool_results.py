@@ -1,7 +1,7 @@
-"""Tool results as documents, on request: lists of documents are ordered, and repeated text is not shown again.
+"""Tool results as documents, if the client asks for it: lists of documents are ordered, and repeated text is shown once.
 
-The text of a result in the prompt depends only on earlier messages, so the prompts of a conversation keep their common
-prefixes.
+The text of a result in the prompt depends only on the result and earlier messages, so the prompts of a conversation keep
+their common prefixes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ VALUE = 100  # most characters of a line with a name and a value
 
 
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
-    """Return the messages as a prompt shows them, and by the message's index the earlier results that it refers to."""
+    """Return the messages as a prompt shows them, and the names of the earlier results that each message refers to.
+
+    These names are by the message's index.
+    """
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
     for at, message in enumerate(messages):
@@ -38,7 +41,7 @@ def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple
 
 
 def make_places(messages: Sequence[Message], documents: Mapping[int, int]) -> list[Message]:
-    """Give a content to each tool message that has only documents, since templates drop empty messages.
+    """Give a short text to each tool message that has documents but no content, since templates drop empty messages.
 
     documents: the number of documents in a message, by the message's index.
     """
@@ -66,7 +69,7 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLines:
-    """Lines [start, stop) of the first result that showed them. number: the number of this result."""
+    """Lines [start, stop) of the tool result that showed them first. number: the number of this result, from 1."""
 
     number: int
     start: int
@@ -77,14 +80,17 @@ class RepeatedLines:
 class ResultTexts:
     """The text of all tool results in a conversation so far, in blocks of lines.
 
-    number: the newest result's number, from 1.
+    number: the number of the newest result, from 1.
     """
 
     number: int = 0
     _seen: dict[str, RepeatedLines] = field(default_factory=dict)
 
     def show(self, text: str) -> WrittenResult:
-        """Return the text of a result. A reference replaces consecutive lines that an earlier result has shown."""
+        """Return the text of a result as the prompt shows it.
+
+        If consecutive lines repeat an earlier result, a reference to this result replaces them, unless they are short.
+        """
         pieces, results, new = [f"[result {self.number}]\n"], dict[str, None](), list[tuple[str, int]]()
         for source, blocks in self._runs(text):
             block = "".join(written for written, _ in blocks)
@@ -99,10 +105,10 @@ class ResultTexts:
         return WrittenResult("".join(pieces), tuple(results))
 
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
-        """Yield runs of consecutive blocks, each with the equal lines of an earlier result; None: the run is new.
+        """Yield runs of consecutive blocks, each with the lines of an earlier result that it repeats; None: it repeats none.
 
-        A list of values counts as new, unless all blocks of the result are known. Such lists are short, and a model that
-        looks for a value of a file finds it best in the text of this file.
+        A block that lists values counts as new, unless all blocks of the result are known. Such a block is short, and a
+        model that looks for a value of a file finds it best in the text of this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)
@@ -124,8 +130,9 @@ class ResultTexts:
 def blocks_of(text: str) -> Iterator[tuple[str, int]]:
     """Yield a text in blocks of lines, each with the number of its first line, from 0.
 
-    A block is a paragraph with the blank line after it. A long paragraph is cut after lines with certain checksums. So
-    the cuts depend on the content instead of the position, and equal passages of two texts have equal blocks.
+    A block is a paragraph with the blank line after it. A long paragraph is also cut after each line whose checksum has
+    a certain value. So cuts depend on the lines and not on their position, and equal passages of two texts have equal
+    blocks.
     """
     lines: list[str] = []
     start = filled = 0  # filled: lines of the block that are not blank
@@ -162,7 +169,7 @@ def _reference(source: RepeatedLines, text: str) -> str:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a content, which is a text or a list of text parts; empty for any other content."""
+    """Return the text of a content, which is a text or a list of text parts; empty if the content has other parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else ()

@@ -1,4 +1,4 @@
-"""The tools of a request in the form for templates: definitions, choice, rendering, variables."""
+"""The tools of a request, and how a chat is rendered with its tools and its template variables."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class ToolDefinition:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """The use of tools that a request allows.
+    """How an answer may use tools.
 
     tools: the tools that the answer may call. mode: whether the answer may, must or must not call tools. parallel:
-    whether the answer may have several calls. parses: whether the reader separates calls from content.
+    whether the answer may have several calls. parses: whether the server separates calls from the content.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
@@ -52,14 +52,14 @@ class AllowedTools:
     parses: bool = True
 
     def types(self) -> dict[str, Types]:
-        """Return the parameter types of each tool; empty if the reader does not look for calls."""
+        """Return the parameter types of each tool, by its name; empty if answers are not searched for calls."""
         if self.mode == "none" or not self.parses:
             return {}
         return {tool.name: parameter_types(tool.parameters) for tool in self.tools}
 
 
 def read_tools(request: ChatRequest) -> AllowedTools:
-    """Return a request's tools and its choice of tools. Raises RequestError if they are invalid."""
+    """Return the tools of a request, and how its answer may use them. Raises RequestError if the request is wrong."""
     given = request.tools or []
     if len(given) > MAX_TOOLS:
         raise RequestError(f"tools: {len(given):,} tools, expected at most {MAX_TOOLS:,}", param="tools")
@@ -105,7 +105,7 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
     """Return the mode, and the names of the tools that the answer may call. Raises RequestError.
 
-    choice: in OpenAI's or in Anthropic's form.
+    choice: the field `tool_choice`, in OpenAI's or in Anthropic's form.
     """
     match choice:
         case None | "auto" | {"type": "auto"}:
@@ -146,9 +146,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return messages whose system message defines the tools, and whether the system message was added.
+    """Return the messages with the tools in the system message, and whether the system message was added for that.
 
-    This is for templates that do not show tools. written: the notation of the model's calls.
+    This is for templates that do not show tools. written: how the model writes calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -157,7 +157,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return messages whose system message ends with a text, and whether the system message was added."""
+    """Return the messages with a text at the end of the system message, and whether this message was added for it."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -214,7 +214,7 @@ SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the template variables from the settings, which a request may change. Raises SettingsError."""
+    """Return the template variables that the settings define. A request may override them. Raises SettingsError."""
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -231,7 +231,7 @@ def settings_variables(settings: Settings) -> dict[str, object]:
 
 
 def request_variables(request: ChatRequest, defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return the template variables of a request. Raises RequestError."""
+    """Return the template variables of a request: its own, and the defaults that it does not set. Raises RequestError."""
     given, where = request.chat_template_kwargs, "chat_template_kwargs"
     for name in OWN_FIELDS:
         if name in given:
@@ -265,9 +265,10 @@ class Rendering:
     def __init__(
         self, template: ChatTemplate, written: CallNotation, variables: Variables, *, retrieval_prompt: str = ""
     ) -> None:
-        """Take the parts that all chats share. variables: the template variables from the settings.
+        """Keep the values that all chats share.
 
-        retrieval_prompt: the instruction for chats that search for documents.
+        variables: the template variables from the settings. retrieval_prompt: the instruction that is added to chats
+        that search for documents.
         """
         self._template, self._written, self._variables = template, written, variables
         self._retrieval_prompt = retrieval_prompt
@@ -275,9 +276,9 @@ class Rendering:
         self._shows_calls = template.shows_calls
 
     def pieces(self, messages: Sequence[Message], request: ChatRequest, continues: bool = False) -> list[TextPiece]:
-        """Render a chat. Raises TemplateError, and RequestError for wrong variables of the request.
+        """Render a chat. Raises TemplateError, and RequestError for wrong template variables of the request.
 
-        continues: whether the prompt ends with the last message, so that the model continues this message.
+        continues: whether the prompt ends with the text of the last message, so that the model continues this message.
         """
         variables = request_variables(request, self._variables)
         prompts = request.add_generation_prompt is not False
@@ -295,7 +296,7 @@ class Rendering:
         return [_moved(piece) for piece in pieces] if is_instructed or is_defined else pieces
 
     def _shows(self, messages: Sequence[Message], tools: Tools | None = None) -> bool:
-        """Return whether the template shows the trial tool. If it refuses the messages, return False."""
+        """Return whether the template shows the trial tool; False if the template refuses the messages."""
         try:
             pieces = self._template.pieces(messages, tools=tools, add_generation_prompt=False)
         except TemplateError:
@@ -304,9 +305,9 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece with the index that its message has without the added first message.
+    """Return a piece with its message's index in the request, where the message that was added in front does not count.
 
-    A piece of the added message becomes plain text.
+    A piece of the added message becomes plain text, without an index.
     """
     if piece.message is None:
         return piece

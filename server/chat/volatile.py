@@ -1,11 +1,12 @@
 """Instructions that change with each request: the prompt keeps the old text, and states the change at its end.
 
-If a date or a counter at the start of a prompt changes, all KV after it is useless. So the instructions of a lineage
-stay as they were in its first request, and a line at the end of the last message states the change. In later prompts the
-line stays at its place, because each prompt continues the KV of the previous prompt.
+If a date or a counter at the start of a prompt changes, all cached KV after it is useless. So all prompts of a lineage
+(the requests of one session with the same tools) have the instructions of its first request. A line at the end of the
+last message states how the current instructions differ. In later prompts, this line stays at the end of its message,
+because each prompt continues the KV of the previous prompt.
 
-Reminders are handled in the same way. They are tagged blocks at the end of a user's message that are missing or changed
-when the client sends the message again. No other text is compared or changed.
+Reminders are handled in the same way. A reminder is a tagged block at the end of a user's message, which the client
+changes or leaves out when it sends the message again. No other text is compared or changed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ChangedText:
     after: str
 
     def line(self, is_known: bool, where: str = "In the instructions") -> str:
-        """Return the line that states the change. is_known: whether an earlier line already names the piece."""
+        """Return the line that states the change. is_known: whether an earlier line already states a change of the piece."""
         before, after = " ".join(self.before.split())[:QUOTED], self.after.strip()
         if not after:
             return f'[{where}, "{before}" does not hold any more.]'
@@ -72,11 +73,13 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions in the first request of a lineage.
+    """The instructions in the first request of a lineage, or in a later request whose instructions are not similar.
 
-    lines: the lines that state changes, each by a digest of the messages up to its place, and the blocks of users'
-    messages. id: an id for the names of the front's files; the same lineage and texts have the same id. num_bytes: the
-    approximate size in memory.
+    lines: by a key, what stands at the end of a message: a line that states changes, or the blocks of a user's message.
+        The key is a digest of the messages up to there.
+    id: an id from which the names of the front's files are made. Fronts with the same lineage and texts have the same
+        id.
+    num_bytes: the approximate size in memory.
     """
 
     lineage: Lineage
@@ -90,7 +93,10 @@ class Front:
         self.num_bytes = OVERHEAD + sum(getsizeof(text) for parts in self.texts for text in parts)
 
     def put(self, key: bytes, line: str, changes: Changes) -> list[bytes]:
-        """Remember a line. An empty line removes the earlier line of the key. Return the keys of all removed lines."""
+        """Remember a line. An empty line removes the line that the key has. Return the keys of all removed lines.
+
+        If there are too many lines, the oldest line is removed, too.
+        """
         old = self.lines.pop(key, None)
         self.num_bytes -= _size(old) if old else 0
         if line:
@@ -113,10 +119,12 @@ def _size(said: tuple[str, Changes]) -> int:
 
 @dataclass(slots=True)
 class _Reminders:
-    """The blocks at the end of users' messages. start: the index of the first message after the instructions.
+    """The tagged blocks at the end of users' messages in one request.
 
-    keys: for each message, a digest of the messages from `start` to this message, without their blocks. changes: the
-    changed and the missing blocks, except `replaced`. replaced: the missing blocks whose tag ends a later message.
+    start: the index of the first message after the instructions.
+    keys: for each message from `start` on, a digest of all messages from `start` to this message, without their blocks.
+    changes: the blocks that have changed or are missing, except those in `replaced`.
+    replaced: the missing blocks whose tag stands at the end of a later message.
     """
 
     start: int
@@ -129,11 +137,11 @@ class _Reminders:
 class Instructions:
     """The instructions of a lineage's requests, and the lines at the ends of their messages.
 
-    lock: locked while a request uses the instructions. changed: by the name of a file, the new content that the store
-    will write; None: the store will delete the file.
-
-    Only the store sets three fields. files: the names of all files. num_bytes: the bytes of memory that the store has
-    counted. is_forgotten: whether the store has dropped these instructions.
+    lock: locked while a request uses the instructions.
+    changed: by the name of a file, the content that the store has to write; None: the store has to delete the file.
+    files: the names of all files. Only the store sets this field and the next two.
+    num_bytes: the bytes of memory that the store has counted.
+    is_forgotten: whether the store has dropped these instructions.
     """
 
     lineage: Lineage
@@ -145,9 +153,11 @@ class Instructions:
     is_forgotten: bool = False
 
     def settle(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ChangedText, ...]]:
-        """Return the messages with the first request's instructions and with lines that state changes.
+        """Return the messages for the prompt, and the changes of this request.
 
-        Also return this request's changes. Raises TemplateError for contents that are not text.
+        The messages have the instructions of the first request, and lines that state changes.
+
+        Raises TemplateError if the content of a message is not text.
         """
         number = next((at for at, message in enumerate(messages) if message["role"] not in INSTRUCTIONS), len(messages))
         last = next((at for at in range(len(messages) - 1, number - 1, -1) if messages[at]["role"] in TARGETS), None)
@@ -165,9 +175,9 @@ class Instructions:
         return shown, (*changes.values(), *kept[-MOST_PIECES:])
 
     def _front(self, texts: Texts) -> tuple[Front, Changes]:
-        """Return the remembered instructions with the fewest changes, and these changes.
+        """Return the remembered instructions that differ least from a request's instructions, and the changes between them.
 
-        If no remembered instructions are similar, remember the request's own instructions.
+        If no remembered instructions are similar, remember the request's own, and return them without changes.
         """
         found = [(changes, front) for front in self.fronts if (changes := _changes(front.texts, texts)) is not None]
         changes, front = min(found, key=lambda pair: len(pair[0]), default=({}, None))
@@ -183,7 +193,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give each user's message the blocks that it had in its first request."""
+        """Give each user's message the blocks that it had when it was sent first. Return which blocks differ now."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -202,7 +212,7 @@ class Instructions:
         return found
 
     def _say(self, front: Front, shown: list[Message], changes: Changes, reminders: _Reminders) -> None:
-        """Add to each message its earlier line, and to the last message a line about the new changes."""
+        """Add to each message its line from earlier prompts, and to the last message a line about new changes."""
         said: Changes = {}
         for at, key in enumerate(reminders.keys, reminders.start):
             if key is reminders.keys[-1]:
@@ -213,7 +223,7 @@ class Instructions:
                 shown[at] = _with_line(shown[at], line)
 
     def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
-        """Remember the line at the end of a message. If the line is new, note it for a file."""
+        """Remember what stands at the end of a message. If it is new, note it for the store, which writes it to a file."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
@@ -224,7 +234,7 @@ class Instructions:
 
 
 def _changes(old: Texts, new: Texts) -> Changes | None:
-    """Return the changed pieces; None: the texts differ too much."""
+    """Return the pieces that have changed; None: the texts differ too much to be the same instructions."""
     if [*map(len, old)] != [*map(len, new)]:
         return None
     pairs = [
@@ -245,7 +255,10 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece whose text is not in `said`, the stated changes, or that has its first text again."""
+    """Yield a line for each piece whose change is not stated yet, or that has the text of the first request again.
+
+    said: the changes that earlier lines state. changes: the changes of this request.
+    """
 
     def line(place: Place, change: ChangedText, is_known: bool) -> str:
         is_block = place[0] >= reminders.start
@@ -289,14 +302,14 @@ def _compared(before: str, after: str) -> Iterator[tuple[int, ChangedText]]:
 
 
 def _with_texts(message: Message, texts: Sequence[str]) -> Message:
-    """Return a message with new texts in its parts."""
+    """Return a message with these texts in place of the texts of its parts."""
     if isinstance(message.get("content"), list):
         return {**message, "content": [{"type": "text", "text": text} for text in texts]}
     return {**message, "content": texts[0]} if texts else message
 
 
 def _parted(message: Message) -> tuple[Message, str, bytes]:
-    """Return a message without the tagged blocks at its end, the blocks, and their place."""
+    """Return a message without the tagged blocks at its end, then these blocks, and where in the message they were."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     last = parts[-1] if parts else None
@@ -311,7 +324,7 @@ def _parted(message: Message) -> tuple[Message, str, bytes]:
 
 
 def _blocks_begin(text: str) -> int:
-    """Return the start of the tagged blocks at the end of a text; the text's length if there are no blocks."""
+    """Return the position where the tagged blocks at the end of a text begin; the text's length if there are no blocks."""
     begin = len(text)
     while end := TAG.search(text, max(begin - LONGEST_TAG, 0), begin):
         least = max(len(text) - LONGEST, 0)
@@ -323,7 +336,7 @@ def _blocks_begin(text: str) -> int:
 
 
 def _tag(blocks: str) -> str:
-    """Return the tag of the last block; empty: there are no blocks."""
+    """Return the tag of the last of these blocks; empty: there are no blocks."""
     return found[1] if (found := TAG.search(blocks)) else ""
 
 
@@ -348,7 +361,10 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file: the texts of a front, or a line of a front. key: the line's key; empty: the file has texts."""
+    """The content of a file: either the texts of a front, or one line of a front.
+
+    key: the line's key; empty: the file contains the texts.
+    """
 
     lineage: Lineage
     front: bytes
@@ -375,7 +391,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions in the files, in the order of their last changes. Lines without a front are deleted."""
+    """Return the instructions in the files, the one that was changed last at the end. Delete lines that have no front."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
@@ -398,5 +414,5 @@ def restore(files: ChatFiles) -> Iterable[Instructions]:
 
 
 def _name(front: bytes, key: bytes) -> str:
-    """Return a file's name, which reveals nothing."""
+    """Return the name of the file for a front (with an empty key) or for one of its lines. The name reveals nothing."""
     return blake2b(front + key, digest_size=16).hexdigest() + SUFFIX

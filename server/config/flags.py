@@ -28,7 +28,7 @@ Row = tuple[str, int, str]
 class LlamaFlag:
     """A flag of llama-server that is not a setting here.
 
-    says: why the flag has no effect or is refused; empty: the server already behaves as with the flag.
+    says: why the flag has no effect or is refused; empty: the server always behaves as if the flag were set.
     """
 
     flags: tuple[str, ...]
@@ -220,7 +220,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
-    """Give a parser the flags of all settings. Add llama-server's other flags, which are refused or have no effect.
+    """Add the flags of all settings to a parser, and the other flags of llama-server, which are refused or have no effect.
 
     shown: whether --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
     """
@@ -237,9 +237,9 @@ def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting], hidden: bool = False) -> None:
-    """Give a parser the flags of some settings. hidden: whether only --help-all shows the flags.
+    """Add the flags of some settings to a parser. hidden: whether only --help-all shows these flags.
 
-    The flag of a switch takes an optional `on` or `off`: `--cache-prompt`, `--cache-prompt off`. Each switch also has a
+    The flag of a switch may have a value, `on` or `off`: `--cache-prompt`, `--cache-prompt off`. Each switch also has a
     flag `--no-...`.
     """
     for setting in settings:
@@ -266,7 +266,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 class _ReadFile(argparse.Action):
     """The action of --config: read settings from a file.
 
-    Flags and environment variables override the file. A flag may stand before or after --config.
+    Flags override the file, whether they stand before or after --config. Environment variables override it, too.
     """
 
     def __call__(
@@ -323,13 +323,16 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> frozenset[str]:
-    """Return the names of the settings that a flag, the file or an environment variable sets, even to an empty value."""
+    """Return the names of the settings that the user set by a flag, in the file of --config or by an environment variable.
+
+    A setting counts even if its value is empty.
+    """
     flags: frozenset[str] = getattr(arguments, "given", frozenset()) | getattr(arguments, "from_file", frozenset())
     return flags.union(setting.name for setting in settings if variable_of(setting))
 
 
 def notes_of(arguments: argparse.Namespace) -> list[str]:
-    """Return a line for each of the user's llama-server flags and variables that has no effect here."""
+    """Return a line for each llama-server flag or environment variable that the user set, but that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
     heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
     reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
@@ -348,10 +351,10 @@ def _with_dashes(argument: str) -> str:
 
 
 class _Store(argparse.Action):
-    """The action of a setting's flag.
+    """The action of a setting's flag. It also adds the setting's name to `given` in the namespace.
 
-    separator: the text that joins the values of a repeated flag; "": the last value counts. whole_help: the help text
-    in --help-all; "": none. The action adds the setting's name to `given` in the namespace.
+    separator: if the flag is repeated, this text joins the values; "": the last value counts. whole_help: the help text
+    in --help-all; "": none.
     """
 
     def __init__(self, *, dest: str, separator: str = "", whole_help: str = "", **options: object) -> None:

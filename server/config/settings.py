@@ -52,10 +52,13 @@ def row(
 ) -> T:
     """Declare a field of `Settings`.
 
-    choices: the allowed values, if the field's type lists none. least, most: the range of a number. words: words that
-    stand for numbers. fixed: flags without a value, each with the value that it sets. refused: unsupported values, each
-    with the reason. separator: the text that joins the values of a repeated flag. llama: llama-server's environment
-    variable for this setting.
+    choices: the allowed values; empty: the values that the field's type lists.
+    least, most: the range of a number.
+    words: words that a user may write instead of a number, each with its number.
+    fixed: flags without a value, each with the value that it sets.
+    refused: values that are not supported, each with the reason.
+    separator: if the flag is repeated, this text joins the values.
+    llama: llama-server's environment variable for this setting.
     """
     about = {"flags": flags, "help": help, "choices": choices, "least": least, "most": most, "clamps": False}
     about |= {"words": words or {}, "fixed": fixed or {}, "refused": refused or {}, "separator": separator, "llama": llama}
@@ -64,10 +67,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting. A flag overrides the environment variable SLOTCACHE_<NAME>.
+    """A setting. Its flag overrides its environment variable, SLOTCACHE_<NAME>.
 
     The fields are the parameters of `row`. `fixed` also has the flags that turn a switch off. clamps: whether a number
-    outside the range becomes the nearest number in the range; otherwise it is an error.
+    outside the range becomes the nearest number in the range; otherwise such a number is an error.
     """
 
     name: str
@@ -90,7 +93,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag may come without a value, which means on."""
+        """Whether the flag may have no value. It then means `on`."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -99,7 +102,7 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables that set this setting. If several are set, the first one counts."""
+        """The environment variables for this setting. If several of them are set, the first one counts."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
@@ -168,7 +171,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the metadata of a sampling parameter, as `row` makes it for other settings."""
+    """Return the metadata of a sampling parameter, in the form in which `row` makes it for other settings."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,
@@ -235,13 +238,13 @@ class Settings(Numbers):
     ctx_size: int = row(0, ("-c", "--ctx-size"), "KV cells that all requests share; 0: the model's trained length, up to 65536 if --fit finds memory for it, otherwise up to 16384", most=(1 << 31) - 1, llama="LLAMA_ARG_CTX_SIZE")
     kv_unified: bool = row(True, ("-kvu", "--kv-unified"), "a request may use all cells; off: each slot has an equal share", fixed={"-no-kvu": "off"}, llama="LLAMA_ARG_KV_UNIFIED")
     parallel: int = row(4, ("-np", "--parallel"), "slots: requests that run at the same time", least=1, most=127, words={"-1": 4}, llama="LLAMA_ARG_N_PARALLEL")
-    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "share of a prompt that must match a slot's history to prefer that slot; 0: never prefer", most=1)
+    slot_prompt_similarity: float = row(0.1, ("-sps", "--slot-prompt-similarity"), "prefer a slot whose history matches at least this share of the prompt; 0: prefer none", most=1)
     batch_size: int = row(512, ("-b", "--batch-size"), "most tokens a step computes", least=1, llama="LLAMA_ARG_BATCH")
     ubatch_size: int = row(512, ("-ub", "--ubatch-size"), "most tokens a kernel computes", least=1, llama="LLAMA_ARG_UBATCH")
     prefill_budget: int = row(512, ("--prefill-budget",), "most prompt tokens a step computes while other requests generate", least=1)
-    max_stall: int = row(300, ("--max-stall",), "most ms that a step delays running streams to prefill other requests; less means a longer TTFT; 0: no limit", least=0)
-    hang_after: int = row(300, ("--hang-after",), "seconds of one step after which `/health` answers 503; 0: never", least=0)
-    draft: Draft = row("off", ("--draft",), "default `draft`; lookup: draft the tokens that followed the same words before; model: draft with --draft-model, the default if that is set")
+    max_stall: int = row(300, ("--max-stall",), "most ms that prefilling other requests adds to a step of running streams; less lengthens TTFT; 0: no limit", least=0)
+    hang_after: int = row(300, ("--hang-after",), "seconds after which an unfinished step makes `/health` answer 503; 0: never", least=0)
+    draft: Draft = row("off", ("--draft",), "default `draft`; lookup: draft the tokens that followed the same words earlier; model: draft with --draft-model, the default if it is set")
     draft_model: str = row("", ("-md", "--draft-model", "--model-draft", "--spec-draft-model"), "GGUF file of a smaller model with the vocabulary of -m, to draft tokens; no answer depends on it")
     spec_type: str = row("none", ("--spec-type",), "draft-mtp: draft with the multi-token head in the model's file; not tested with real weights", separator=",", llama="LLAMA_ARG_SPEC_TYPE")
     cache_ram: int = row(8192, ("-cram", "--cache-ram"), "MiB of host memory for idle KV, at most half of the free memory; 0: idle KV stays on the device", words={"-1": 1 << 31}, llama="LLAMA_ARG_CACHE_RAM")
@@ -249,8 +252,8 @@ class Settings(Numbers):
     cache_disk: int = row(8192, ("--cache-disk",), "most MiB of KV in --cache-dir, for all models and settings together", least=0)
     slot_save_path: str = row("", ("--slot-save-path",), "folder for llama-server's `POST /slots/{id}?action=save` and `restore`; only its owner may have write access")
     eviction: str = row("pgdsf", ("--eviction",), "which idle KV a full tier evicts first", choices=tuple(POLICIES))
-    idle_cells: int = row(0, ("--idle-cells",), "most device cells with idle KV when a request starts; the rest is offloaded")
-    window: int = row(WINDOW, ("--window",), "most requests of equal priority that may overtake a waiting request; more shortens the median wait, lengthens the longest")
+    idle_cells: int = row(0, ("--idle-cells",), "most device cells with idle KV when a request starts; other idle KV is offloaded")
+    window: int = row(WINDOW, ("--window",), "most requests of equal priority that may overtake a waiting request; larger values shorten the median wait, lengthen the longest")
     max_queue: int = row(256, ("--max-queue",), "most waiting requests; a further request gets a 429")
     threads: int = row(0, ("-t", "--threads"), "CPU threads; 0: one for each fast core that this process may use", words={"-1": 0}, llama="LLAMA_ARG_THREADS")
     gpu_layers: int = row(-1, ("-ngl", "--gpu-layers", "--n-gpu-layers"), "layers on the GPU; -1 or auto: --fit chooses; -2 or all: all", least=-2, words={"auto": -1, "all": -2}, llama="LLAMA_ARG_N_GPU_LAYERS")
@@ -260,7 +263,7 @@ class Settings(Numbers):
     device: str = row("", ("-dev", "--device"), "GPUs that hold layers, by their names in `slotcache doctor`, separated by commas; none: no GPU; if unset, all GPUs", llama="LLAMA_ARG_DEVICE")
     split_mode: SplitMode = row("layer", ("-sm", "--split-mode"), "how GPUs share a model: by layers, by matrix rows, or none: all on --main-gpu", refused={"tensor": TENSOR}, llama="LLAMA_ARG_SPLIT_MODE")
     tensor_split: str = row("", ("-ts", "--tensor-split"), "share of each GPU, such as 3,1; if unset, by free memory", llama="LLAMA_ARG_TENSOR_SPLIT")
-    main_gpu: int = row(0, ("-mg", "--main-gpu"), "GPU, from 0, for everything with --split-mode none, and for KV with row", least=-1, llama="LLAMA_ARG_MAIN_GPU")
+    main_gpu: int = row(0, ("-mg", "--main-gpu"), "GPU, from 0, that holds everything with --split-mode none, and KV with --split-mode row", least=-1, llama="LLAMA_ARG_MAIN_GPU")
     rope_scaling: RopeKind = row("", ("--rope-scaling",), "scaling of rotary positions; if unset, the file's", llama="LLAMA_ARG_ROPE_SCALING_TYPE")
     rope_scale: float = row(0.0, ("--rope-scale",), "scale rotary positions for a context N times as long; 0: the file's", llama="LLAMA_ARG_ROPE_SCALE")
     rope_freq_base: float = row(0.0, ("--rope-freq-base",), "base frequency of rotary positions; 0: the file's", llama="LLAMA_ARG_ROPE_FREQ_BASE")
@@ -278,8 +281,8 @@ class Settings(Numbers):
     flash_attn: FlashAttention = row("auto", ("-fa", "--flash-attn"), "flash attention, which is much faster; auto: on where it works; off: reuse on the CPU is exact to the bit for one request at a time", llama="LLAMA_ARG_FLASH_ATTN")
     cache_type_k: KvType = row("f16", ("-ctk", "--cache-type-k"), "data type of keys; on a CPU only f16 and f32 are fast", llama="LLAMA_ARG_CACHE_TYPE_K")
     cache_type_v: KvType = row("f16", ("-ctv", "--cache-type-v"), "data type of values, as for keys; quantised types need flash attention", llama="LLAMA_ARG_CACHE_TYPE_V")
-    repack: Switch = row("auto", ("--repack",), "another layout of the weights for the CPU, not exact to the bit; auto: if faster, with flash attention, without a GPU", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
-    cache_prompt: bool = row(False, ("--cache-prompt",), "default `cache_prompt`: reuse cached KV and keep the prompt's; off because it takes memory, and clients of the scope can detect it by timing", llama="LLAMA_ARG_CACHE_PROMPT")
+    repack: Switch = row("auto", ("--repack",), "another layout of the weights for the CPU, not exact to the bit; auto: if faster, with flash attention and no GPU", fixed={"-nr": "off", "--no-repack": "off"}, llama="LLAMA_ARG_REPACK")
+    cache_prompt: bool = row(False, ("--cache-prompt",), "default `cache_prompt`: reuse cached KV and cache the prompt's; off, since KV takes memory and timing reveals cached prompts to the scope's clients", llama="LLAMA_ARG_CACHE_PROMPT")
     predict: int = row(-1, ("-n", "--predict", "--n-predict"), "default `max_tokens`; -1: no limit but the context", least=-1, llama="LLAMA_ARG_N_PREDICT")
     samplers: str = row(";".join(ORDER), ("--samplers",), "default `samplers`: names, separated by semicolons")
     sampling_seq: str = row("", ("--sampling-seq", "--sampler-seq"), f"samplers in letters: {', '.join(f'{letter} {name}' for name, letter in SAMPLERS.items())}")
@@ -288,18 +291,18 @@ class Settings(Numbers):
     logit_bias: str = row("", ("-l", "--logit-bias"), "default `logit_bias`: a token's id and bias, such as 15043-inf; may be repeated", separator=",")
     document_order: Order = row("auto", ("--document-order",), "default `document_order`; auto: the order that reuses most KV")
     best: BestPlace = row("free", ("--best",), "default `best`: place of the document of rank 1; first and last cost reuse")
-    best_price_ms: int = row(0, ("--best-price-ms",), "default `best_price_ms`: saved ms above which the document of rank 1 may move; 0: `best` alone decides")
+    best_price_ms: int = row(0, ("--best-price-ms",), "default `best_price_ms`: the document of rank 1 moves only to save more ms; 0: `best` alone decides")
     documents_attention: Attention = row("joint", ("--documents-attention",), "default `documents_attention`; joint: a document attends to the documents before it; separate: to none, at some cost in quality")
     dedup: Dedup = row("auto", ("--dedup",), "default `dedup`; auto: refer to documents of earlier turns instead of repeating them")
     tool_documents: Dedup = row("off", ("--tool-documents",), "default `tool_documents`; auto: order documents in tool results, and replace repeated lines by references")
     documents_in_text: Dedup = row("off", ("--documents-in-text",), "default `documents_in_text`; auto: treat lists of documents in the text of messages like `documents`")
     order_hint: bool = row(True, ("--order-hint",), "default `order_hint`: state the retrieval ranking after reordered documents")
-    volatile: Volatile = row("off", ("--volatile",), "default `volatile`; move: a session keeps the instructions of its first request, and a line at the end states changes")
+    volatile: Volatile = row("off", ("--volatile",), "default `volatile`; move: a session keeps the instructions of its first request; the last message states changes")
     conversations: int = row(1000, ("--conversations",), "most stored conversations; 0: none")
     conversation_ram: int = row(256, ("--conversation-ram",), "most MiB of stored conversations")
     conversation_ttl: int = row(86400, ("--conversation-ttl",), "seconds that an unused conversation stays stored; 0: no limit")
     idle_prefill: bool = row(True, ("--idle-prefill",), "prefill likely prompts in idle time, such as the next turn of a conversation or the prompt of a disconnected client")
-    idle_sets: int = row(0, ("--idle-sets",), "sets of a chat's documents to prefill in idle time for other chats; each takes host memory")
+    idle_sets: int = row(0, ("--idle-sets",), "subsets of a chat's documents to prefill in idle time, for other chats; each takes host memory")
     chat_template: str = row("", ("--chat-template",), "chat template instead of the model's: a name, such as chatml, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "file with a Jinja chat template instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
     sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
@@ -308,8 +311,8 @@ class Settings(Numbers):
     lora_scaled: str = row("", ("--lora-scaled",), "LoRA adapter with a scale: FILE:SCALE", separator=",")
     lora_init_without_apply: bool = row(False, ("--lora-init-without-apply",), "start with scale 0 for all adapters")
     embedding_model: str = row("", ("--embedding-model",), "GGUF file of the embedding model for `POST /v1/embeddings` and --docs, or `minilm`, a small English model to download, the default of --docs; none: no model")
-    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "text before a query of --docs for the embedding model; auto: as in its training")
-    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "the same for documents of --docs")
+    embedding_query_prefix: str = row("auto", ("--embedding-query-prefix",), "text that the embedding model gets before a query of --docs; auto: as in its training")
+    embedding_document_prefix: str = row("auto", ("--embedding-document-prefix",), "text before a document of --docs, likewise")
     rerank_model: str = row("", ("--rerank-model",), "GGUF file of a reranker for `POST /v1/rerank` and --docs")
     embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m, which may be an encoder", llama="LLAMA_ARG_EMBEDDINGS")
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m", llama="LLAMA_ARG_RERANKING")
@@ -321,7 +324,7 @@ class Settings(Numbers):
     docs_scope: str = row("", ("--docs-scope",), "the `cache_scope` whose requests may search --docs; if unset, the common scope")
     docs_top_k: int = row(5, ("--docs-top-k",), "default `retrieval.top_k`: most documents that a search adds", least=1, most=100)
     chunk_tokens: int = row(300, ("--chunk-tokens",), "approximate tokens in a document of --docs", least=32, most=4096)
-    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV to prefill in idle time, of documents that searches of --docs are likely to find; 0: none", most=1 << 20)
+    read_ahead: int = row(0, ("--read-ahead",), "MiB of KV to prefill in idle time for documents that searches of --docs will likely find; 0: none", most=1 << 20)
     retrieval_prompt: str = row(ASK_FOR_IDS, ("--retrieval-prompt",), "text at the end of the system message in chats with `retrieval`; empty: none")
     reasoning_format: ReasoningFormat = row("auto", ("--reasoning-format",), "none: reasoning stays in the content; other values: it becomes `reasoning_content`", llama="LLAMA_ARG_THINK")
     reasoning_budget: int = row(-1, ("--reasoning-budget",), "most tokens of reasoning in an answer; 0: none; -1: no limit", least=-1, llama="LLAMA_ARG_THINK_BUDGET")
@@ -370,7 +373,7 @@ class Settings(Numbers):
     def draft_mode(self) -> Draft:
         """The default of a request's `draft`.
 
-        Without --draft, the default is `model` if a draft model or a multi-token head exists.
+        If --draft is not set, but there is a draft model or a multi-token head, the default is `model`.
         """
         return "model" if (self.draft_model or self.uses_head) and not self.is_given("draft") else self.draft
 
@@ -385,7 +388,7 @@ class Settings(Numbers):
         return self.sleep_after > 0 or self.is_one_of_several
 
     def is_given(self, name: str) -> bool:
-        """Return whether the user set a setting, even to its default, or its value differs from the default."""
+        """Return whether the user set a setting. A value that differs from the default always counts as set."""
         return name in self.given or getattr(self, name) != getattr(UNSET, name)
 
     def names(self, model: Path) -> tuple[str, ...]:

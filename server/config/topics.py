@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The names of a topic's settings. first: shown by `--help`. rest: shown only by `--help-all`."""
+    """The names of a topic's settings.
+
+    first: the settings that `--help` and `--help-all` show. rest: the settings that only `--help-all` shows.
+    """
 
     title: str
     first: tuple[str, ...]
