@@ -98,6 +98,7 @@ class _Taken:
         self._ttl = (request.prompt_cache_options or {}).get("ttl")
         self._last, self._takes_documents = len(request.messages) - 1, takes_documents
         self._pairs = CallPairs()
+        self._check(self._ttl)
         self.messages = [self._message(message, at) for at, message in enumerate(request.messages)]
 
     def warnings(self) -> tuple[str, ...]:
@@ -125,11 +126,15 @@ class _Taken:
 
         If a message has several breakpoints, the longest `ttl` counts.
         """
-        times = [time for time in (control.get("ttl") if isinstance(control, dict) else None, self._ttl) if time is not None]
-        for time in times:
-            if (seconds := _seconds(time)) is None or seconds > LONGEST_PIN:
-                self._times.setdefault(NO_TIME if seconds is None else LONG_TIME, time)
-        self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), 0.0, *map(seconds_of, times))
+        ttl = control.get("ttl") if isinstance(control, dict) else None
+        self._check(ttl)
+        self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), seconds_of(ttl), seconds_of(self._ttl))
+
+    def _check(self, ttl: JsonValue) -> None:
+        """Note a warning if a time does not count as it stands."""
+        seconds = _seconds(ttl)
+        if ttl is not None and (seconds is None or seconds > LONGEST_PIN):
+            self._times.setdefault(NO_TIME if seconds is None else LONG_TIME, ttl)
 
     def mark_of(self, at: int, marked: Fields) -> None:
         """Note the breakpoints in the fields of a part, a message or a tool. at: the index of their message."""

@@ -76,11 +76,12 @@ def test_times(ttl, seconds):
 
 @pytest.mark.parametrize(("ttl", "says"), [("8d", "'8d' is longer than 7d"), ("soon", "'soon' is no time"), ("7d", "")])
 def test_a_time_that_does_not_count_as_it_stands_is_named(templated, ttl, says):
-    field = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
-    answer = templated.chat(messages=chat({})[1]["messages"], cache_scope=f"times {ttl}", max_tokens=1, **field)
-    warnings = answer.get("warnings", [])
-    assert len(warnings) == bool(says) and all(says in warning for warning in warnings), warnings
-    assert (pinned(templated, f"times {ttl}")[0] > 0) == (ttl != "soon")
+    for field in ({"cache_control": {"type": "ephemeral", "ttl": ttl}}, {"prompt_cache_options": {"ttl": ttl}}):
+        scope = f"{ttl} {field}"
+        answer = templated.chat(messages=chat({})[1]["messages"], cache_scope=scope, max_tokens=1, **field)
+        warnings = answer.get("warnings", [])
+        assert len(warnings) == bool(says) and all(says in warning for warning in warnings), warnings
+        assert (pinned(templated, scope)[0] > 0) == (ttl != "soon")
 
 
 def test_the_end_of_a_session(templated):
