@@ -188,7 +188,7 @@ def _state_function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a function for hidden states. Raises ModelError if this build lacks it."""
     function = getattr(llama.library, name, None)
     if function is None:
-        raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it cannot provide hidden states: --spec-type none")
+        raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it reports no hidden states: --spec-type none")
     function.restype, function.argtypes = result, [ctypes.c_void_p, *arguments]
     return function
 
