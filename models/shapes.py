@@ -159,7 +159,7 @@ class _History:
         return self._messages
 
     def _add_system(self, message: TemplateMessage) -> None:
-        """Add a system message. If the template refuses it here, append its text to the last message or make it a user's."""
+        """Add a system message. If the template refuses it here, add its text to the last message or a new user message."""
         before = self._before
         if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
             self._join(message, PARAGRAPH)

@@ -114,7 +114,7 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
 
 
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether a tool call's arguments must be text: if they are an object, the template does not show them well."""
+    """Learn whether the template shows a tool call's arguments well only if they are text."""
 
     as_object, as_text = (
         render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
