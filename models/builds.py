@@ -108,7 +108,7 @@ def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Call
 
 
 class TrialProgress:
-    """Decides, when called during a trial, whether the trial may go on. Logs from time to time that the trial still runs."""
+    """Called during a trial: returns whether the trial may go on, and logs from time to time that it still runs."""
 
     def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
         self._folder, self._goes_on = folder, goes_on

@@ -139,7 +139,7 @@ class Context:
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
-        """Free the pool. Also free the weights, if they may be unloaded and no other context uses them. Undone by `open`."""
+        """Free the pool, and the weights if they may be unloaded and no other context uses them. `open` restores both."""
         self.close()
         self.model.weights.exit()
 
@@ -272,7 +272,7 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """A device's part of a loaded model, without a draft model.
+    """A device's part of a loaded model. A draft model on the device is not included.
 
     device: the device, with its free memory after the load.
     layers: how many layers the device has. The output counts as a layer. None if llama.cpp does not report it.
@@ -322,7 +322,7 @@ def _nodes(address: int | None) -> Iterator[_Node]:
 
 
 def _device_of(buffer_type: int) -> str:
-    """Return the name of the device that has a kind of buffer. Buffers in host memory always belong to the CPU."""
+    """Return the name of the device whose memory a buffer type uses. This is the CPU for all buffers in host memory."""
     kind = llama.ggml_backend_buffer_type_t(buffer_type)
     device = llama.ggml_backend_buft_get_device(kind)
     return HOST if llama.ggml_backend_buft_is_host(kind) or not device else llama.ggml_backend_dev_name(device).decode()

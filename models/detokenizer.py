@@ -109,7 +109,7 @@ class TextStream:
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
-        """Return the start of the earliest stop string that may still become whole; the end of the text if there is none."""
+        """Return where the earliest stop string starts that further text may complete; the text's end if there is none."""
         return len(self._unsettled) - max((partial.length for partial in self._partial), default=0)
 
 
@@ -194,12 +194,12 @@ class ReasoningClock:
         self._tail = self._tail[-self._longest :]
 
     def _after_end(self) -> int:
-        """Return where in the newest text the first tag that ends reasoning stops; 0 if there is no such tag."""
+        """Return the place in the newest text after the first tag that ends reasoning; 0 if there is no such tag."""
         found = ((at, at + len(tag)) for tag in self._ends if (at := self._tail.find(tag)) >= 0)
         return min(found, default=(0, 0))[1]
 
     def _after_start(self) -> int:
-        """Return where in the newest text the first tag that starts reasoning stops; 0 if there is no such tag."""
+        """Return the place in the newest text after the first tag that starts reasoning; 0 if there is no such tag."""
         start = self._limit.start
         if self._limit.anywhere:
             at = self._tail.find(start)

@@ -146,7 +146,7 @@ class DraftModel:
         self.clear()
 
     def unload(self) -> None:
-        """Free the device's memory. Undone by `open`."""
+        """Free the device's memory. `open` allocates it again."""
         if self.context.handle:
             self._runner.unload()
         self._kept = [KeptTokens() for _ in self._kept]
@@ -251,7 +251,7 @@ class DraftModel:
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
     def _of(self, job: Job) -> KeptTokens:
-        """Return the KV of a running job's slot, after freeing KV of all tokens but the job's tokens before the last one."""
+        """Return the KV for a running job. First free KV of tokens that are not the job's, and of the job's last token."""
         kept, last = self._kept[job.slot], job.num_tokens - 1
         if kept.request != job.request.id:
             # No more tokens than the request found in the cache, so that no draft reveals KV that the cache has dropped.
@@ -267,7 +267,7 @@ class DraftModel:
         return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request. It keeps or shares KV for the longest prefix that a slot of the scope has.
+        """Give a slot to another request. The slot starts with the longest prefix that a slot of the scope has KV for.
 
         most: the most tokens of this prefix.
         """
@@ -283,7 +283,7 @@ class DraftModel:
         kept.request, kept.scope, kept.known, kept.is_refused = request, scope, kept.length, False
 
     def _common(self, kept: KeptTokens, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many first tokens of `tokens` a slot has KV for; 0 if the KV cannot be cut there."""
+        """Return the length of the prefix of `tokens` that a slot has KV for; 0 if the KV cannot be cut after it."""
         same = common_prefix(kept.tokens[: kept.length], tokens) if kept.scope == scope else 0
         window = self.context.model.window
         return same if not window or kept.length - same < min(window, self.batch) else 0  # farther back, cells may be gone
@@ -357,7 +357,10 @@ class DraftModel:
         return NoRoom()
 
     def _fail(self, value: Any) -> Any:
-        """Drop all KV after a failure, and draft nothing more after TRIES failures. Return `value`. Answers continue."""
+        """Drop all KV after a failure, and draft nothing more after TRIES failures. Return `value`.
+
+        Answers continue without drafts.
+        """
         self.num_failures += 1
         if self.num_failures >= TRIES:
             self.is_off, self.why_off = True, f"it failed {self.num_failures} times"

@@ -88,7 +88,7 @@ class EmbeddingModel:
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
 
     def unload(self) -> None:
-        """Free the memory, as `Context.unload` does. Undone by `open`."""
+        """Free the memory, as `Context.unload` does. `open` allocates it again."""
         self.close()
         self.model.weights.exit()
 

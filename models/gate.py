@@ -1,8 +1,8 @@
 """Tests a library of llama.cpp before its first use, in a trial with a small model.
 
-The trial computes, saves and restores KV, and compares the next logits before and after. A library whose parameter
-structures have the expected layout can still fail: a function may have other arguments, or this CPU may be unable to run
-the build. So this process asks the library for devices or results only after the trial.
+The trial computes KV, saves and restores it, and checks that the logits of the next token stay the same. A library
+whose parameter structures have the expected layout can still fail: a function may have other arguments, or this CPU may be
+unable to run the build. So this process asks the library for devices or results only after the trial.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
 class Tokens:
     """A vocabulary in llguidance's form: each token as the bytes that it adds to a text.
 
-    Control tokens have no bytes in a text, so a grammar allows a control token only by its name. User-defined tokens, such
-    as `<think>` in many vocabularies, are like any other text. If a grammar allows only one text, the model's tokenizer cuts
-    this text into tokens.
+    Control tokens have no bytes in a text, so a grammar allows a control token only if it names the token. User-defined
+    tokens, such as `<think>` in many vocabularies, are like any other text. If a grammar allows only one text, the model's
+    tokenizer cuts this text into tokens.
 
     ends: the ids of the tokens that end an answer.
     texts: a mask with a bit for each token. The bit is set if the token has bytes in a text, or ends an answer.
@@ -258,7 +258,7 @@ class Grammars:
         self.num_waiting = 0
 
     def compile(self, source: GrammarSource) -> Future[Grammar]:
-        """Return a future of the compiled grammar, which is done if the grammar is kept. It may raise GrammarError."""
+        """Return a future of the compiled grammar. It is already done if the grammar is kept, and may raise GrammarError."""
         if found := self._find(source):
             done: Future[Grammar] = Future()
             done.set_result(found)

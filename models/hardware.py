@@ -208,9 +208,10 @@ def hide_cards(name: str, why: str) -> None:
 
 
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
-    """Return an empty list of devices for llama.cpp if no card may compute; else None: llama.cpp then finds devices itself.
+    """Return an empty list of devices for llama.cpp if no card may compute.
 
-    Without the empty list, llama.cpp computes large batches on a card even if the card has no layer.
+    Otherwise return None: llama.cpp then finds the devices itself. Without the empty list, llama.cpp computes large batches
+    on a card even if the card has no layer.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 

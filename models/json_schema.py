@@ -149,7 +149,7 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Give each schema without a type, in place, the type to which its keywords apply.
+    """Add a type, in place, to each schema without a type: the type to which its keywords apply.
 
     The author means this type, although JSON Schema would also allow values of all other types.
     """
@@ -203,7 +203,7 @@ def _is_known(keyword: str) -> bool:
 
 
 def _with_property_names(schema: Schema) -> None:
-    """Rewrite `propertyNames` of an object without named properties as a pattern of names or as named properties."""
+    """If an object names no properties, rewrite its `propertyNames` as `patternProperties` or `properties`."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or any(keyword in schema for keyword in ("properties", "patternProperties", "$ref")):
         return
@@ -245,7 +245,7 @@ def _without_negation(schema: Schema) -> None:
 
 
 def _with_unique_items(schema: Schema) -> None:
-    """Rewrite `uniqueItems`, if items can have only a few values, as an `enum` of all lists without repetitions."""
+    """If items have only a few possible values, rewrite `uniqueItems` as an `enum` of all lists without repetitions."""
     items, least, most = schema.get("items"), schema.get("minItems", 0), schema.get("maxItems", MOST_UNIQUE)
     if schema.get("uniqueItems") is not True or not isinstance(items, dict) or "prefixItems" in schema:
         return
@@ -296,8 +296,8 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
     """Remove `patternProperties` if all names that its patterns match are in `properties`. Yield what was removed.
 
-    llguidance would let an answer start a further name for such a pattern, although no further name matches it. Raises
-    GrammarError if the schema is strict.
+    llguidance would let an answer start another name for such a pattern, although no other name matches. Raises GrammarError
+    if the schema is strict.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
@@ -403,7 +403,7 @@ def _escaped(name: str) -> str:
 class _Finite:
     """Finds which schemas have a finite answer.
 
-    schemas: all schemas of a schema, by their paths.
+    schemas: a schema and all schemas inside it, by their paths.
     """
 
     def __init__(self, schemas: dict[str, Schema]) -> None:
@@ -563,7 +563,7 @@ def _gbnf(source: GrammarSource) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    r"""Replace a `\u` escape, in which the converter would drop zeros. Return any other escape unchanged."""
+    r"""Replace a `\u` escape by its character, since the converter drops zeros. Return any other escape unchanged."""
     code = int(escape[1] or escape[2] or "0", 16)
     if code < 0x80 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return f"\\x{code:02x}" if 0 < code < 0x80 else escape[0]
@@ -581,7 +581,7 @@ def _lark(source: GrammarSource) -> str:
 
 
 def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
-    """Return a Lark grammar of the server with `stand_in` in place of each token's name, for the trial's vocabulary."""
+    """Replace each token's name in a Lark grammar of the server by `stand_in`, a token that the trial's vocabulary has."""
     text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
     return replace(source, text=text)
 

@@ -142,7 +142,7 @@ class Recurrent:
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
         """Return whether bytes of the right length have this part's form after `num_tokens` tokens.
 
-        num_tokens: 0: the part has no cell.
+        num_tokens: 0 if the part has no cell.
 
         The numbers of the tensors are not checked.
         """
@@ -221,7 +221,7 @@ class StateLayout:
 def layout_of(
     run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
 ) -> StateLayout | None:
-    """Return the layout of a context's states, or None if the layout is unknown. Read it from a run that starts at 0.
+    """Return the layout of a context's states, found in a run that starts at position 0; None if it is unknown.
 
     num_tokens: the number of tokens in the run.
     recurrent: the state of the recurrent layers after these tokens, if the model has such layers.

@@ -609,7 +609,7 @@ SPARE = 256  # bytes after our structure, which a larger structure of the librar
 
 
 def check_layout() -> None:
-    """Raise LibraryError unless the library's parameter structures have our layout, by their defaults and sizes."""
+    """Compare the library's parameter structures with ours, by defaults and sizes. Raise LibraryError if they differ."""
     for layout, defaults in DEFAULTS:
         params, spare = _defaults_of(layout)
         wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]

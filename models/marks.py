@@ -29,8 +29,8 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    Only in the template's own text do special tokens work: there, `message` is None and `is_plain` is false. In all other
-    pieces they are plain text, so no user and no document can forge them.
+    Special tokens work only in the template's own text, where `message` is None and `is_plain` is false. In all other pieces
+    they are plain text, so no user and no document can forge them.
 
     message: the index of the message that the piece comes from; None if it comes from no message.
     is_plain: the piece is another text of a client (a name, a call, a tool, a variable of the template) that contains or may

@@ -471,7 +471,7 @@ class Model:
         return 0.0
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """Write as much of a value as fits to `buffer`, and return the value's length; -1 if the key is missing."""
+        """Write a value to `buffer`, cut to fit, and return the length of the whole value; -1 if the key is missing."""
         return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
     @cached_property

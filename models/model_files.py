@@ -175,7 +175,7 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
     """Return the file of `user/repo[:quant]`. If it is not cached, download it with a progress bar.
 
-    file: the file's path in the repository, instead of a quantization.
+    file: the path of a file in the repository. If it is given, the quantization is not used.
 
     Raises ModelError.
     """

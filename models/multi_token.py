@@ -75,7 +75,7 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Add computed tokens at position `start`. Tokens of the trail from there on, which were not accepted, are dropped.
+        """Add computed tokens at position `start`. Drop the trail's tokens from there on: they were not accepted.
 
         If there is a gap between the trail and `start`, the trail drops all its earlier tokens.
         """
@@ -114,7 +114,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Prepend another request's states if its tokens are the same and reach up to this trail. Return whether they do."""
+        """If another trail has the same tokens and reaches up to this trail, prepend its states. Return whether it does."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -274,6 +274,6 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
 
 
 def _share(model: Model) -> float:
-    """Return which share of the weights that a step of the model reads, a step of the head reads: a layer and the output."""
+    """Return the number of weights that a step of the head reads (a layer and the output) as a share of the model's."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

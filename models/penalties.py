@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices in `values` that belong to one of `tokens` (sorted), and for each the index in `tokens`."""
+        """Find which of `tokens` (sorted) are in `values`. Return their indices in `values`, and those in `tokens`."""
         ...
 
 

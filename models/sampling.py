@@ -29,7 +29,7 @@ class LogitsRow:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of `tokens` in `values`, which are the ids themselves, and for each the index in `tokens`."""
+        """See `Logits`. All of `tokens` are in `values`, and the index there is the token's id."""
         return tokens, np.arange(len(tokens))
 
 
@@ -64,7 +64,7 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices in the list that belong to one of `tokens` (sorted), and for each the index in `tokens`."""
+        """Find which of `tokens` (sorted) are in the list. Return their indices in the list, and those in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
@@ -368,7 +368,7 @@ class Sampler:
         return self._end
 
     def take_logprobs(self) -> Logprobs | None:
-        """Return the logprobs of the last chosen token, once; None if the request asks for no logprobs."""
+        """Return the logprobs of the last chosen token and forget them; None if the request asks for no logprobs."""
         logprobs, self._logprobs = self._logprobs, None
         return logprobs
 

@@ -389,7 +389,7 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 def learn_shapes(render: Render) -> Shapes:
     """Find out which pairs of neighbouring messages have to be rewritten for a template.
 
-    It refuses such a pair, or omits or moves its texts, but shows more of them once the pair is rewritten.
+    The template refuses such a pair, or omits or moves its texts, but shows more texts once the pair is rewritten.
     """
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
@@ -399,7 +399,7 @@ def learn_shapes(render: Render) -> Shapes:
 
 
 def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
-    """Return `rewritten` if a template shows more renderings of the trials with it than with `shapes`; else `shapes`."""
+    """Return the shapes with which a template shows more of the trials' renderings; `shapes` if both show equally many."""
     shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
     return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
 
@@ -410,7 +410,10 @@ def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools for each rendering of a trial. A trial with calls is rendered with tools, others also without."""
+    """Return the tools for each rendering of a trial.
+
+    A trial with calls is rendered once, with tools. Any other trial is rendered twice: with tools, and without.
+    """
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
 

@@ -144,7 +144,7 @@ def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatur
 
 
 def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the model reasons: if so, its template shows reasoning, or ends the prompt in another way for it."""
+    """Learn whether the model reasons. If so, its template shows reasoning, or ends a prompt differently with reasoning."""
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
     shows = "needle" in render(features, [_QUESTION, answer], False)
     thinking = replace(features, thinks=True)
@@ -153,7 +153,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Return whether a template printed a whole value with its field names, because it does not know such values."""
+    """Return whether a template printed a whole value with its field names. Then it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 

@@ -86,7 +86,7 @@ def keep_times(subject: Subject, times: Times) -> None:
 
 
 def times_on(device: Device) -> Iterator[tuple[str, Times]]:
-    """Yield each model that was timed on a device, with its times."""
+    """Yield the description of each model that was timed on a device, and the times."""
     for path in sorted(_folder().glob("*.json")):
         found, times = _read(path)
         if times is not None and found.get("device") == identify(device):
@@ -189,7 +189,7 @@ def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
 
 
 def min_rows(model: Model) -> int:
-    """Return how many tokens a batch needs to round each token as any larger batch does, without flash attention."""
+    """Return the size of the smallest batch that rounds each token as any larger batch does, without flash attention."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
@@ -247,7 +247,7 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 
 
 def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
-    """Return the costs, with those of moves to host memory and back and, if they were timed, those of idle cells.
+    """Set the costs of moves to host memory and back. If idle cells were timed, set their costs, too.
 
     computed: the seconds to compute a token.
     """

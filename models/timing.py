@@ -68,7 +68,7 @@ class Timing:
         self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
     def _depth(self, chunk: float, fewest: int) -> int:
-        """Return after how many tokens batches are timed to measure attention; always whole chunks.
+        """Return after how many tokens, in whole chunks, batches are timed to measure attention.
 
         Return 0 if the pool is too small, or if the model was trained for too few tokens.
 
@@ -110,7 +110,7 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Time batches in an empty pool and after `depth` tokens, in several rounds. Return the least time of each.
+        """Time batches in an empty pool and after `depth` tokens, in several rounds. Return `times` with the least times.
 
         The time of attention is the difference between these times, a few milliseconds. Within seconds, a machine's speed
         may change by more than that, so each round times both.
@@ -186,9 +186,10 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the methods that time each kind of work, by a phrase for the log, in the order of their calls.
+        """Return the methods that time a kind of work, in the order in which to call them.
 
-        Each method returns fields of `Times`. It uses the pool as the method before it left the pool.
+        The keys name the work for the log. Each method returns fields of `Times`, and relies on what the method before it
+        left in the pool.
         """
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:

@@ -148,8 +148,8 @@ class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
     llama.cpp's time grows with the square of the number of special tokens in a text and, in SentencePiece's vocabularies,
-    with the square of the number of unknown characters. So llama.cpp gets a long text in slices, which are cut before special
-    tokens or unknown characters. No token crosses such a cut, so the ids are those of the whole text.
+    with the square of the number of unknown characters. So llama.cpp gets a long text in slices, which are cut before
+    special tokens or unknown characters. No token crosses such a cut, so the ids are those of the whole text.
 
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
     place, since all rules that split text into words start a new word there. With these cuts, each call of llama.cpp takes

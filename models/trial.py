@@ -128,7 +128,7 @@ def _tried(
 
 
 def _last_words(said: Sequence[str]) -> str:
-    """Return the last error that llama.cpp logged in a crashed process, without continuation lines, or its last output."""
+    """Return the last error that llama.cpp logged before a crash, without continuation lines; else the last output."""
     errors = [line.removeprefix(COMPLAINS) for line in said if line.startswith(COMPLAINS)]
     words = [line for line in errors if not line[:1].isspace()] or [line for line in said if line.strip()]
     return words[-1].strip()[:LONGEST] if words else ""
