@@ -388,7 +388,7 @@ def open_draft_model(
     Raises ModelError, with the reason, if the model cannot draft.
     """
     if not (model.can_chat and model.can_trim):
-        why = "its state cannot be trimmed to drop wrong tokens" if model.can_chat else "it generates no text"
+        why = "its state cannot be cut back to drop wrong tokens" if model.can_chat else "it generates no text"
         raise ModelError(f"--draft-model {model.path}: {why}")
     check_vocabulary(model, served)
     each = 2 if model.window else 1  # with or without twins
