@@ -226,7 +226,7 @@ for index in range(number.value):
 """
 """A program that prints the lines of `nvidia-smi` without the driver's version.
 
-It runs in a separate process, which the driver may crash."""
+It runs in a separate process, since the driver may crash it."""
 
 
 def _asked(root: Path) -> list[str]:

@@ -70,7 +70,7 @@ def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
 MOST_FORCED = 256  # forced tokens at once; further ones follow in the next step
 CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 CEILINGS = CEILINGS.astype(np.float32)
-"""For each byte of a mask, the highest values that eight logits may have. The look-up is five times as fast as indexing."""
+"""By a byte of a mask, the highest values that its eight logits may have. This is five times as fast as indexing."""
 
 SLOW = 0.05  # seconds that a step may wait for a mask
 PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together

@@ -61,7 +61,7 @@ INNER = {
     "additionalProperties": ONE, "items": ONE, "additionalItems": ONE, "anyOf": LIST, "oneOf": LIST, "allOf": LIST,
     "prefixItems": LIST, "properties": MAP, "patternProperties": MAP, "$defs": MAP, "definitions": MAP,
 }  # fmt: skip
-"""Keywords that contain schemas, and in which form."""
+"""Keywords that contain schemas: one schema, a list of schemas, or schemas by name."""
 VALUES = frozenset({
     "$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -85,7 +85,7 @@ FORMATS = frozenset({
 })  # fmt: skip
 """Supported formats."""
 PLAIN_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats that every text has."""
+"""Formats that any text matches."""
 OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 IMPLIED = {
     "properties": "object", "required": "object", "additionalProperties": "object", "patternProperties": "object",
@@ -93,12 +93,14 @@ IMPLIED = {
     "pattern": "string", "minLength": "string", "maxLength": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
 }  # fmt: skip
-"""Keywords that only make sense for one type, with this type."""
+"""Keywords that apply to values of one type only, with this type."""
 EXCLUSIVE = (
     ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), "minimum", 1),
     ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), "maximum", -1),
 )
-"""An exclusive bound, the keywords for the other bound, the inclusive keyword, and 1 for a lower, -1 for an upper bound."""
+"""Rows: an exclusive bound, the keywords of the opposite bound, the inclusive bound, and its direction.
+
+The direction is 1 for a lower bound and -1 for an upper bound."""
 MOST_ROUNDS = 64  # rounds of the search for finite answers: the longest supported chain of references
 
 Schema = dict[str, object]
@@ -480,7 +482,7 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 So no model can write spaces for ever, and the text between two values is known in advance."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # overrides `x-guidance` in a schema
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
-"""An expression for JSON's white space. Rust's class of white space contains more characters."""
+"""A pattern for regular expressions that match only JSON's white space. Rust's class of white space has more characters."""
 SEPARATORS = {
     "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
     "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),

@@ -60,7 +60,7 @@ class Library:
 
 
 PASSED_OVER: dict[str, str] = {}
-"""Why a build or a card is not used at this start: by the build's name, by `auto`, or by `hardware.FAILED`."""
+"""Why a build or a card is not used at this start. The keys are names of builds, `auto` and `hardware.FAILED`."""
 
 
 def find() -> Library:
@@ -141,7 +141,7 @@ for name in "llama_version", "llama_model_default_params", "llama_context_defaul
         function()
 print("passed")
 """
-"""Loads a library and calls the functions that this module calls first. A result has room for any layout."""
+"""A program that loads a library and calls the first functions that this module calls. A result has room for any layout."""
 
 
 def _open(found: Library) -> ctypes.CDLL:
@@ -668,9 +668,11 @@ NO_REASON = "failed to load model"  # the end of a line that only says that a lo
 COMPLAINTS: deque[str] = deque(maxlen=8)
 PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
 LAYERS: dict[int, str] = {}
-"""The device of each layer, the output last, in the model that was loaded last. No function of llama.cpp reports it."""
+"""The device of each layer and of the output (last) in the newest loaded model. No function of llama.cpp reports this."""
 HEEDED: dict[tuple[str, str], str] = {}
-"""Metadata overrides that llama.cpp has read, by key and type: "", or the type that it expected instead."""
+"""The metadata overrides that llama.cpp has read, by key and type.
+
+The value is "" if llama.cpp used the override; otherwise, it is the type that llama.cpp expected."""
 USED = re.compile(r"Using metadata override \( *(\w+)\) '(.*)' =")
 MISTYPED = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -698,7 +700,7 @@ def capture() -> None:
 
 MOST_WORDS = 5.0  # s that all `LAST_WORDS` together may take
 LAST_WORDS: list[Callable[[str], None]] = []
-"""Functions that are called with the reason before llama.cpp ends the process, in any thread."""
+"""Functions to call with the reason before llama.cpp ends the process. Any thread may call them."""
 _SPEAKING = threading.RLock()
 
 

@@ -15,7 +15,7 @@ from .hardware import HOST, buffer_types
 # ---- Tensors in another place than their layer: the experts of a mixture, for which many cards lack memory. -------------
 
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
-"""A pattern for the names of expert tensors, after the name of their block."""
+"""A pattern for what follows the block's name in the names of expert tensors."""
 
 MOST_LAYERS = 512  # llama.cpp's limit for any model
 

@@ -211,7 +211,7 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that this package computes. llama.cpp's versions go over the whole vocabulary, per token or when created."""
+"""The samplers that this package computes. llama.cpp's go over the whole vocabulary, for each token or at their creation."""
 
 ALONG = 0.05  # seconds that choosing along a draft may take, while other streams wait
 

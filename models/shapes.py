@@ -17,11 +17,11 @@ from hashlib import sha256
 from .template_messages import Message, Run, TemplateMessage
 
 Neighbours = tuple[str, str]
-"""Two adjacent places of a history, the earlier one first. Each is a role, or one of the words below.
+"""Two neighbouring places of a history, the earlier one first. A place is a role or one of these words.
 
-`front`: system messages at the start. `calls`: an answer with calls that follows another answer. `call`: a call without a
-result so far. `orphan`: a result without such a call. The first place is empty at the start of a history, and the second
-place is empty at the end."""
+`front`: the system messages at the start. `calls`: an answer with calls that follows another answer. `call`: a call that has
+no result yet. `orphan`: a result for which no call waits. An empty first place is the start of the history. An empty second
+place is its end."""
 
 PARAGRAPH, LINE = "\n\n", "\n"
 _SYSTEM = "[System: ", "]"

@@ -174,7 +174,7 @@ OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
 """The costs of a device other than the CPU, before it is timed.
 
 Idle KV is not offloaded when a request starts, since copies to host memory may take long. Background steps may take 40 ms
-(chosen, not measured). llama.cpp aborts batches on the CPU only, so on this device a new request waits for the end of the
+(chosen, not measured). llama.cpp aborts batches only on the CPU, so on other devices a new request waits for the end of the
 step."""
 
 

@@ -16,7 +16,7 @@ from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
 MayGoOn = Callable[[str], bool]
-"""Called with the work that is being timed. Returns whether to go on."""
+"""Called with a phrase for the timed work. Returns whether the timing may continue."""
 FEW = 16  # tokens of a short run
 ROWS = 4  # tokens of a batch in which each token has logits
 SCATTERED = 4  # tokens in separate cells; without flash attention, a card takes a second for these

@@ -22,7 +22,7 @@ FAILED = "failed: "  # the prefix of a stored reason
 LONGEST = 1000  # characters of a reason
 COMPLAINS = "llama.cpp: "  # the prefix of an error that llama.cpp logs during a trial
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-"""Signals that a process causes itself. Other signals come from outside: from ctrl-C, or if the system lacks memory."""
+"""Signals that a process causes itself. Other signals come from outside, such as ctrl-C or a lack of memory."""
 CPU_INFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # among x86's flags
 DOOR = Path(__file__).with_name("llama.py")  # the module that calls a library
