@@ -212,8 +212,8 @@ class ReasoningClock:
     def is_over(self) -> bool:
         """Whether reasoning must end now.
 
-        At the limit, the model may be in the middle of a character or of the end tag. Then it gets a few more tokens to
-        complete it.
+        At the limit, the model may be in the middle of a character or of the end tag. Then reasoning may go on for a few
+        tokens, until the character or the tag is complete.
         """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:

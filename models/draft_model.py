@@ -87,7 +87,7 @@ class KeptTokens:
 
     tokens: token ids (int32). Only the first `length` tokens have KV; the rest of the array is spare.
     known: how many of these tokens belong to the request; the tokens after them are drafted.
-    is_refused: the draft model cannot compute the request: the request has a token that only the served model knows, is
+    is_refused: the draft model cannot compute the request. The request has a token that only the served model knows, is
     too long, or found no free cells.
     """
 

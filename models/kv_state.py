@@ -2,21 +2,16 @@
 
 A state consists of a magic number, the sequence's id, and one part for each memory of the model.
 
-An attention part (llama_kv_cache::state_write, one stream) consists of:
+An attention part (llama_kv_cache::state_write, one stream) starts with the number of streams and the number of cells. The
+cells follow, each with its position, the number of sequences that hold it, and the id of the sequence. If rotary positions
+have several dimensions, a cell has two more positions and its token before the id. The next two numbers say whether V is
+transposed, and how many layers there are. Then K of each layer follows, with its type, its row size, and a row for each
+cell. V of each layer follows in the same form. A transposed V has its type, the size of an element and its width instead.
+For each number of the width, it has a row with this number of all cells.
 
-- the number of streams, and the number of cells
-- for each cell: its position, the number of sequences that hold it, and the id of the sequence. If rotary positions have
-  several dimensions, there are two more positions and the token before the id
-- whether V is transposed, and the number of layers
-- for K of each layer: its type, its row size, and a row for each cell
-- for V of each layer: the same. A transposed V has its type, element size and width, and then a row for each of its
-  numbers, with this number of all cells
-
-A recurrent part (llama_memory_recurrent::state_write) consists of:
-
-- the number of cells (0 or 1). If there is a cell: its position, and the number of sequences that hold it, which is 0
-- whether S is transposed, and the number of layers
-- for each tensor: its type, its row size, and a row if there is a cell
+The recurrent part (llama_memory_recurrent::state_write) starts with the number of cells, which is 0 or 1. A cell has its
+position and the number of sequences that hold it, which is 0. The next two numbers say whether S is transposed, and how many
+layers there are. Then each tensor follows, with its type, its row size and, if there is a cell, a row.
 
 For a hybrid model, two kinds of states are saved: runs, which have attention cells and no recurrent cell, and recurrent
 parts without an attention part. A model with a sliding window has two attention parts. The first one is of the layers that

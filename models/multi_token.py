@@ -172,7 +172,7 @@ class MultiTokenHead(DraftModel):
     def _note(self, spans: tuple[Span, ...]) -> None:
         """Keep the states that the served model has just computed.
 
-        Drop the states of the oldest requests beyond a fixed number of requests, then states beyond `MOST_BYTES`.
+        Only the latest requests keep states, with at most `MOST_BYTES` in total.
         """
         if self.is_off:
             return
