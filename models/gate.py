@@ -67,7 +67,7 @@ def check() -> None:
 
 
 def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Try the library on the card. If the trial fails, no card computes in this process.
+    """Try the library on the card, if there is one. If the trial fails, no card computes in this process.
 
     asked: the flag with which the user requests layers on a card; empty if the user did not request them.
     goes_on: called ten times a second. Once it returns False, the trial ends.

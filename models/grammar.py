@@ -79,8 +79,8 @@ PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
 class Constraint:
     """The tokens that a grammar allows in one answer.
 
-    A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread. The other methods wait
-    until it has finished.
+    A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread. `apply` and `accept`
+    wait until it has finished.
 
     error: why the answer cannot continue; empty while it can.
     fast_forward: if the grammar allows only one continuation, append its tokens without sampling ("forced" tokens).

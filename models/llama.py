@@ -81,8 +81,8 @@ def find() -> Library:
 def places() -> Iterator[Library]:
     """Yield the places that may have a library, in the order of preference.
 
-    First come the folders in the environment variables VARIABLES, then the builds that `slotcache install` chose, then
-    Python packages, and at last npm's other builds.
+    First come the folders in the environment variables VARIABLES, then the builds that `slotcache install` chose (all
+    builds for cards if it has not run), then Python packages, and at last npm's other builds.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):

@@ -325,7 +325,7 @@ class Runner:
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:
-        """Compute a few tokens, to allocate memory before the first request. Return whether KV can be saved and restored."""
+        """Compute a few tokens, to allocate memory before the first request. Return whether KV can move to host memory."""
         copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         can_move = self.context.model.can_trim
