@@ -1,4 +1,4 @@
-"""npm's builds of llama.cpp in this environment: where they are, which ones to try, and why some were rejected."""
+"""npm's builds of llama.cpp in this environment: their folders, the builds to try, and why a build was rejected."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ LOG_EVERY = 15  # s between two lines of the log
 class InstalledBuilds:
     """The result of `slotcache install`.
 
-    asked: the argument of the command.
-    builds: the builds to try before all packages, in order.
-    passed_over: the reason why a build was rejected, by the build's name.
+    asked: the build that the user named, or `auto`.
+    builds: the builds to try, in order. A start tries them before the Python packages with llama.cpp.
+    passed_over: why each rejected build was rejected, by the build's name.
     """
 
     asked: str = ""
@@ -43,7 +43,7 @@ class InstalledBuilds:
 
 
 def installed_builds() -> InstalledBuilds:
-    """Return the result of the last installation. If there was none, every build for cards is tried."""
+    """Return the result of the last `slotcache install`. Without an installation, `builds` has all builds for cards."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         kept = json.loads((FOLDER / "installed.json").read_text())
         passed_over = {str(build): str(reason) for build, reason in kept["passed_over"].items()}
@@ -84,7 +84,7 @@ def failure_on_card(build: str, *, again: bool = False) -> str:
 def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Callable[[], bool] = lambda: True) -> str:
     """Return why a library cannot compute on a card of this machine; "" if it passes a trial, now or at an earlier start.
 
-    The result is kept for these cards and drivers, since a trial may take PATIENCE seconds.
+    A trial may take PATIENCE seconds, so its result is stored. A new trial runs after the cards or their drivers change.
 
     again, goes_on: as in `trial.failure`.
     """
@@ -108,7 +108,7 @@ def library_failure_on_card(library: Path, *, again: bool = False, goes_on: Call
 
 
 class TrialProgress:
-    """Decides, when called during a trial, whether the trial may go on. Logs from time to time that the trial still runs."""
+    """Called during a trial: returns whether the trial may go on, and logs from time to time that it still runs."""
 
     def __init__(self, folder: Path, goes_on: Callable[[], bool]) -> None:
         self._folder, self._goes_on = folder, goes_on

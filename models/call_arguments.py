@@ -1,4 +1,4 @@
-"""The arguments of a tool call in a history, always as an object, whatever the model wrote or the client changed."""
+"""Returns the arguments of a tool call in a history as an object, even if the model or the client wrote something else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object. A text that already is one stays unchanged."""
+    """Return the arguments of a call as the JSON text of an object. If they already are such a text, return it unchanged."""
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):
@@ -60,7 +60,7 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Complete the JSON text of an object: close the open string and brackets. Return None if it was not cut off."""
+    """Return the object whose JSON text was cut off, after closing its string and brackets; None for any other text."""
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:

@@ -100,7 +100,7 @@ def chain(build: str) -> tuple[str, ...]:
 
 
 def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
-    """Return the builds to try if the user has not named one. The result depends only on the arguments."""
+    """Return the builds to try if the user has not named a build. The result depends only on the arguments."""
     usable = [card for card in cards if not card.barred]
     if not usable:
         return BuildChoice(chain("cpu"), "; ".join(f"{card} is not used: {card.barred}" for card in cards))
@@ -115,7 +115,7 @@ def choose(cards: Sequence[Card], libraries: Libraries) -> BuildChoice:
 
 
 def _offer(card: Card) -> str:
-    """Return what a build for CUDA costs and may gain; "" if CUDA cannot be used."""
+    """Return a message that a build for CUDA may be faster, with its download size; "" if the card cannot use CUDA."""
     build = "cuda" if card.runs_cuda else "cuda12" if card.driver_number >= 550 else ""
     if card.maker != "NVIDIA" or not build:
         return ""
@@ -131,7 +131,7 @@ def root_folder() -> Path:
 
 
 def find_cards(root: Path) -> list[Card]:
-    """Return the cards that have a driver, NVIDIA's first, without software devices and virtual cards."""
+    """Return the cards that have a driver, NVIDIA's cards first. Software devices and virtual cards are left out."""
     return [*_nvidia(root), *_drm(root)]
 
 
@@ -146,9 +146,10 @@ def find_libraries(root: Path, packages: Iterable[str] = sys.path) -> Libraries:
 
 
 def runtime(version: int, root: Path, packages: Iterable[str] = sys.path) -> list[Path]:
-    """Return the paths of CUDA's libraries of a version, in the order in which to open them; none if one is missing.
+    """Return the paths of the libraries of a CUDA version, in the order in which the caller must open them.
 
-    Libraries from pip packages are preferred, since the loader may not find the system's libraries.
+    If one of the libraries is missing, return an empty list. Libraries from pip packages are preferred, since the loader may
+    not find the system's libraries.
     """
     names = (f"libcudart.so.{version}", f"libcublasLt.so.{version}", f"libcublas.so.{version}")
     folders = (f"cu{version}", "cuda_runtime", "cublas")
@@ -177,7 +178,10 @@ def _in_system(root: Path, name: str) -> Iterator[Path]:
 
 
 def _nvidia(root: Path) -> list[Card]:
-    """Return NVIDIA's cards, as reported by a program, else by the driver's files. On WSL, assume one card without these."""
+    """Return NVIDIA's cards, from the output of a program or else from the driver's files.
+
+    WSL lacks these files. If no program answers there, assume one card.
+    """
     driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
     try:
         seen = re.search(r"\b\d{3,}\.\d[\d.]*", (driver / "version").read_text())
@@ -222,7 +226,7 @@ for index in range(number.value):
 """
 """A program that prints the lines of `nvidia-smi` without the driver's version.
 
-It runs in a separate process, which the driver may crash."""
+It runs in a separate process, since the driver may crash it."""
 
 
 def _asked(root: Path) -> list[str]:

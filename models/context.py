@@ -32,15 +32,16 @@ class ContextSettings:
     """The settings of a context.
 
     num_cells: KV cells in the pool, at least one for each sequence.
-    batch: the most tokens of one call.
-    micro_batch: the most tokens of one kernel.
+    batch: the most tokens of one call of `llama_decode`.
+    micro_batch: the most tokens that llama.cpp computes at once (n_ubatch).
     flash_attention: on, off or auto.
     cache_type_k, cache_type_v: the number formats of the KV.
     threads: CPU threads; 0 lets llama.cpp choose.
-    num_sequences: the sequences of the prefix tree and a scratch sequence. With a sliding window, the tree has half of them.
-    rollback: for recurrent layers, the most tokens that can be cut off the end of a sequence. llama.cpp keeps as many more
-    states, if it can.
-    gives_states: the last hidden states can be read.
+    num_sequences: the number of sequence ids: those of the prefix tree, and a scratch sequence. With a sliding window, half
+    of the ids belong to twins (see `Context`).
+    rollback: for models with recurrent layers, the most tokens to cut off the end of a sequence. llama.cpp keeps a state
+    for each of these tokens. `Context.rollback` says how many tokens it supports.
+    gives_states: llama.cpp provides the last hidden states, for `Context.states`.
     is_head: the context is for the model's multi-token head, which reads a hidden state together with each token.
     """
 
@@ -61,12 +62,12 @@ class Context:
     """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
 
     times: the measured times from which `costs` follows; None if nothing was measured.
-    unit: the measured time of a token on this CPU, divided by the assumed time; 1 if the CPU was not timed.
+    unit: the measured time per token on this CPU, divided by the time that `times.py` assumes; 1 if it was not timed.
     max_rows: the most rows of logits in a step.
-    scratch: the sequence through which ranges are saved and restored. The prefix tree has the ids below it.
-    twin: with a sliding window, the distance from a sequence's id to the id of a second sequence with the same cells; else
-    0. llama.cpp reuses a cell that the window has passed, although a later prompt may continue there. But it does not reuse
-    a cell that two sequences have.
+    scratch: the id of the sequence through which KV is saved and restored. The prefix tree uses the ids below this id.
+    twin: with a sliding window, each sequence has a twin: a second sequence with the same cells. `twin` is what to add to
+    a sequence's id to get the id of its twin. Without a sliding window, it is 0. llama.cpp overwrites a cell that the
+    window has passed, although a later prompt may continue there. It never overwrites a cell that two sequences share.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -138,7 +139,7 @@ class Context:
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
     def unload(self) -> None:
-        """Free the memory until `open`. The weights are freed, too, if they may unload and no other context uses them."""
+        """Free the pool, and the weights if they may be unloaded and no other context uses them. `open` restores both."""
         self.close()
         self.model.weights.exit()
 
@@ -149,9 +150,10 @@ class Context:
 
 
 def num_sequences(model: Model, slots: int, *, moves_idle: bool) -> int:
-    """Return how many sequence ids a server needs: two for each slot, one of them for prefill ahead, and more for idle KV.
+    """Return how many sequence ids a server needs.
 
-    Each id takes memory for a row of logits, and each step iterates over all pairs of ids.
+    Each slot needs two ids, the second one for prefill ahead of a request. If every prefix of KV can be reused, idle KV
+    gets more ids. Each id takes memory for a row of logits, and each step iterates over all pairs of ids.
 
     moves_idle: idle KV can move to host memory.
     """
@@ -186,7 +188,7 @@ def _state_function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a function for hidden states. Raises ModelError if this build lacks it."""
     function = getattr(llama.library, name, None)
     if function is None:
-        raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it tells no hidden states: --spec-type none")
+        raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it reports no hidden states: --spec-type none")
     function.restype, function.argtypes = result, [ctypes.c_void_p, *arguments]
     return function
 
@@ -253,11 +255,11 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
     """
     function = getattr(llama.library, FUNCTION, None)
     if function is None:
-        raise NotCounted("this build of llama.cpp does not tell what memory it takes: --fit has no effect")
+        raise NotCounted("this build of llama.cpp does not report its memory use: --fit has no effect")
     function.restype, function.argtypes = _Map, [ctypes.c_void_p]
     found = function(context)  # the few nodes of the map leak: only C++ can free them
     if found.count > MOST_BUFFERS or bool(found.root) != bool(found.count):
-        raise NotCounted("this build of llama.cpp tells the memory that it takes in an unknown way: --fit has no effect")
+        raise NotCounted("this build of llama.cpp reports its memory use in an unknown form: --fit has no effect")
     uses = {HOST: Use(HOST, 0, 0, _logit_bytes(context))}
     for node in _nodes(found.root):
         name = _device_of(node.buffer_type)
@@ -270,10 +272,10 @@ def breakdown(context: llama.llama_context_p) -> tuple[Use, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """A device's part of a loaded model, without a draft model.
+    """A device's part of a loaded model. A draft model on the device is not included.
 
     device: the device, with its free memory after the load.
-    layers: the number of layers on the device, where the output counts as one; None if llama.cpp does not report it.
+    layers: how many layers the device has. The output counts as a layer. None if llama.cpp does not report it.
     use: the memory in use; None if llama.cpp does not report it.
     """
 
@@ -283,9 +285,9 @@ class DevicePart:
 
 
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
-    """Return the parts of the devices that have one, GPUs first, and then the part of the CPU.
+    """Return the part of each device that has a part of the model, GPUs before the CPU.
 
-    This queries the memory of the devices. A device in another process must not compute meanwhile.
+    This asks the devices for their memory. While it runs, a device in another process must not compute.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):
@@ -320,7 +322,7 @@ def _nodes(address: int | None) -> Iterator[_Node]:
 
 
 def _device_of(buffer_type: int) -> str:
-    """Return the name of the device that a buffer's memory belongs to: the CPU, if the device shares the host's memory."""
+    """Return the name of the device whose memory a buffer type uses. This is the CPU for all buffers in host memory."""
     kind = llama.ggml_backend_buffer_type_t(buffer_type)
     device = llama.ggml_backend_buft_get_device(kind)
     return HOST if llama.ggml_backend_buft_is_host(kind) or not device else llama.ggml_backend_dev_name(device).decode()

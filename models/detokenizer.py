@@ -9,9 +9,11 @@ from typing import Protocol
 
 
 class ContentParts(Protocol):
-    """Cuts the text of an answer into parts, in order: (text, whether it is content). Stop strings count in content only.
+    """Cuts the text of an answer into parts. Each part is a tuple: its text, and whether it is content.
 
-    num_unsettled: characters that are in no part yet.
+    Stop strings end an answer only in parts that are content.
+
+    num_unsettled: the number of added characters that no returned part contains yet.
     """
 
     num_unsettled: int
@@ -29,15 +31,16 @@ class ContentParts(Protocol):
 
 
 class TextStream:
-    """Turns one answer's tokens into text as they come.
+    """Decodes one answer's tokens while the answer is generated.
 
     The results of all calls of `push` and of `finish`, joined, are the answer decoded as UTF-8, with U+FFFD for invalid
-    bytes. The text does not depend on how tokens split its bytes. It ends before the first stop string; if several start at
-    one place, the shortest counts.
+    bytes. The text does not depend on how tokens split its bytes. The text ends before the first stop string. If several
+    stop strings start at one place, `stopped` is the shortest of them.
 
     stop: stop strings; empty ones are ignored.
     piece: returns a token's bytes.
-    parts: cuts the text into parts, if stop strings count in some parts only. No stop string extends over two parts.
+    parts: cuts the text into parts, for answers in which only some parts can contain a stop string. A stop string that
+    extends over two parts is not found. None: the whole text can contain stop strings.
     """
 
     __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")
@@ -54,12 +57,12 @@ class TextStream:
         self._parts = parts if self._stop else None
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that is now certain to be shown; empty after a stop string."""
+        """Add a token, and return the new text that cannot become part of a stop string; empty after a stop string."""
         text = self._decoder.decode(self._piece(token))
         return self._settle(text, final=False) if self._parts is None else self._settle_parts(self._parts.push(text))
 
     def finish(self, is_cut: bool = False) -> str:
-        """Return the remaining text, in which a stop string may still be found. Call this once, after the last token.
+        """Return the remaining text, up to a stop string if it contains one. Call this once, after the last token.
 
         is_cut: the answer ended at its limit.
         """
@@ -71,7 +74,7 @@ class TextStream:
 
     @property
     def num_unsettled(self) -> int:
-        """The number of known characters that have not been returned yet."""
+        """The number of decoded characters that have not been returned yet."""
         return len(self._unsettled) + (self._parts.num_unsettled if self._parts else 0)
 
     def _settle_parts(self, parts: Sequence[tuple[str, bool]]) -> str:
@@ -106,12 +109,12 @@ class TextStream:
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
-        """Return the start of the earliest stop string that may still become whole; the end of the text if there is none."""
+        """Return where the earliest stop string starts that further text may complete; the text's end if there is none."""
         return len(self._unsettled) - max((partial.length for partial in self._partial), default=0)
 
 
 class PartialWords:
-    """Finds the longest incomplete prefix of a word with which a text ends.
+    """Finds the longest prefix of a word that a text ends with. The whole word does not count.
 
     length: the number of characters of this prefix.
 
@@ -146,12 +149,12 @@ class PartialWords:
 class ReasoningLimit:
     """The limit of reasoning in one answer.
 
-    most: the most tokens of all reasoning together.
+    most: the most tokens of reasoning. If an answer reasons several times, their sum is limited.
     start, end: the tags around reasoning, as bytes.
     calls: the tags of tool calls, if these tags also end reasoning.
     is_open: the prompt ends inside reasoning.
-    anywhere: reasoning may follow content. Otherwise it can only come first, and later tags are content.
-    closing: the ids of the tokens that end reasoning: the tokens of a message, if there is one, and of the end tag.
+    anywhere: a start tag after content also starts reasoning. Otherwise such a tag is content.
+    closing: the ids of the tokens to add at the limit: an optional message, then the end tag.
     piece: returns the bytes of a token in the answer.
     """
 
@@ -168,7 +171,7 @@ class ReasoningLimit:
 class ReasoningClock:
     """Counts the tokens of an answer's reasoning.
 
-    closing: the ids with which the answer continues once `is_over`.
+    closing: the ids of the tokens with which the answer must continue once `is_over` is true.
     """
 
     def __init__(self, limit: ReasoningLimit) -> None:
@@ -191,12 +194,12 @@ class ReasoningClock:
         self._tail = self._tail[-self._longest :]
 
     def _after_end(self) -> int:
-        """Return the place after the first tag that ends reasoning; 0 if there is none."""
+        """Return the place in the newest text after the first tag that ends reasoning; 0 if there is no such tag."""
         found = ((at, at + len(tag)) for tag in self._ends if (at := self._tail.find(tag)) >= 0)
         return min(found, default=(0, 0))[1]
 
     def _after_start(self) -> int:
-        """Return the place after the first tag that starts reasoning; 0 if there is none."""
+        """Return the place in the newest text after the first tag that starts reasoning; 0 if there is no such tag."""
         start = self._limit.start
         if self._limit.anywhere:
             at = self._tail.find(start)
@@ -209,8 +212,8 @@ class ReasoningClock:
     def is_over(self) -> bool:
         """Whether reasoning must end now.
 
-        For a few tokens beyond the limit, reasoning may finish an incomplete character or an end tag that the model has
-        begun.
+        At the limit, the model may be in the middle of a character or of the end tag. Then reasoning may go on for a few
+        tokens, until the character or the tag is complete.
         """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:
@@ -218,6 +221,6 @@ class ReasoningClock:
         return late >= len(self._limit.end) or not (self._characters.getstate()[0] or self._is_ending())
 
     def _is_ending(self) -> bool:
-        """Return whether the newest text is a prefix of the end tag."""
+        """Return whether the newest text ends with the start of the end tag."""
         end = self._limit.end
         return any(self._tail.endswith(end[:length]) for length in range(1, len(end)))

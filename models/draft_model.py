@@ -2,10 +2,11 @@
 
     slot 0   tokens of its request ........ last | drafted, drafted
     slot 1   tokens of its request .... last | drafted
-             KV of the draft model             KV that stays as far as the tokens were accepted
 
-The draft model has a separate context with one sequence for each slot, because such a small model computes a prefix fast.
-The served model checks each drafted token, so this module cannot change an answer.
+The draft model has a context of its own, with one sequence for each slot. It has KV for the tokens of the slot's request
+and for the drafted tokens. Once the served model has checked the drafted tokens, KV of rejected tokens is freed. So this
+module cannot change an answer. The draft model shares no cached KV with the served model: it is small, and computes a
+prefix fast.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ TRIES = 3  # failures after which a draft model is off for good
 
 
 def check_vocabulary(draft: Model, model: Model) -> None:
-    """Raise ModelError, with the difference, unless the two models have the same tokens."""
+    """Raise ModelError unless the two models have the same tokens. The message names the first difference.
+
+    The first `FIRST_COMPARED` tokens and up to `MOST_PADDING` tokens at the end may differ.
+    """
     where = f"--draft-model {draft.path}"
     if draft.vocabulary_type != model.vocabulary_type:
         kinds = f"{draft.vocabulary_type} instead of {model.vocabulary_type}"
@@ -81,10 +85,10 @@ class Best(Sampler):
 class KeptTokens:
     """The draft model's KV for a slot.
 
-    tokens: token ids (int32), of which the first `length` ones have KV.
-    known: how many of the first `length` tokens are the request's; the rest are drafted.
-    is_refused: the draft model cannot compute the request. It has a token that only the served model knows, finds no cells,
-    or is too long.
+    tokens: token ids (int32). Only the first `length` tokens have KV; the rest of the array is spare.
+    known: how many of these tokens belong to the request; the tokens after them are drafted.
+    is_refused: the draft model cannot compute the request. The request has a token that only the served model knows, is
+    too long, or found no free cells.
     """
 
     request: int = -1
@@ -109,10 +113,10 @@ class KeptTokens:
 class DraftModel:
     """A `Drafter` that runs on llama.cpp. Except for `open`, only the engine's thread may call it.
 
-    why_off: the reason, while the model `is_off`.
+    why_off: the reason why the model drafts nothing, while `is_off` is true.
     served: the model for which this model drafts.
-    beside: the interrupt of the served model's runner. It aborts background steps of that runner, and background reading by
-    this model.
+    beside: the interrupt of the served model's runner. It aborts that runner's background steps, and also this model's
+    background prefill.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
@@ -142,15 +146,15 @@ class DraftModel:
         self.clear()
 
     def unload(self) -> None:
-        """Free the device's memory until `open`."""
+        """Free the device's memory. `open` allocates it again."""
         if self.context.handle:
             self._runner.unload()
         self._kept = [KeptTokens() for _ in self._kept]
 
     def open(self) -> None:
-        """Load the model again, unless it is off for good.
+        """Load the model again. After TRIES failures, do nothing.
 
-        If the load fails, the model drafts nothing until a later load.
+        If the load fails, the model drafts nothing until a later call succeeds.
         """
         if self.num_failures >= TRIES:
             return
@@ -247,7 +251,7 @@ class DraftModel:
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
     def _of(self, job: Job) -> KeptTokens:
-        """Return the KV of a running job's slot, cut to the job's tokens without the last one."""
+        """Return the KV for a running job. First free KV of tokens that are not the job's, and of the job's last token."""
         kept, last = self._kept[job.slot], job.num_tokens - 1
         if kept.request != job.request.id:
             # No more tokens than the request found in the cache, so that no draft reveals KV that the cache has dropped.
@@ -263,7 +267,10 @@ class DraftModel:
         return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request, with the longest prefix of its tokens for which a slot of its scope has KV."""
+        """Give a slot to another request. The slot starts with the longest prefix that a slot of the scope has KV for.
+
+        most: the most tokens of this prefix.
+        """
         kept, tokens = self._kept[slot], tokens[:most]
         same = [self._common(one, scope, tokens) for one in self._kept]
         source = max(range(len(same)), key=lambda one: (same[one], one == slot))
@@ -276,7 +283,7 @@ class DraftModel:
         kept.request, kept.scope, kept.known, kept.is_refused = request, scope, kept.length, False
 
     def _common(self, kept: KeptTokens, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many of these tokens a slot's KV has; 0 if it cannot be continued after them."""
+        """Return the length of the prefix of `tokens` that a slot has KV for; 0 if the KV cannot be cut after it."""
         same = common_prefix(kept.tokens[: kept.length], tokens) if kept.scope == scope else 0
         window = self.context.model.window
         return same if not window or kept.length - same < min(window, self.batch) else 0  # farther back, cells may be gone
@@ -291,7 +298,7 @@ class DraftModel:
     # ---- computing -------------------------------------------------------------------------------------------------
 
     def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
-        """Compute tokens of a slot without logits. Return False if a new request aborted this, or if it failed."""
+        """Compute tokens of a slot without logits. Return False if a new request aborts the step, or if the step fails."""
         span = Span(slot, slot, kept.length, tokens, logits=False)
         try:
             self._run((span,), background=True)
@@ -303,7 +310,7 @@ class DraftModel:
         return True
 
     def _pass(self, feeds: dict[int, np.ndarray]) -> dict[int, tuple[int, float]]:
-        """Compute these tokens of slots. Return the best next token of each slot, with its probability."""
+        """Compute the given tokens of each slot. Return the most probable next token of each slot, with its probability."""
         spans = tuple(Span(slot, slot, self._kept[slot].length, tokens, logits=True) for slot, tokens in feeds.items())
         tokens = self._run(spans)
         self.num_passes += 1
@@ -312,7 +319,7 @@ class DraftModel:
     def _run(self, spans: tuple[Span, ...], background: bool = False) -> list[int]:
         """Compute spans, and add their tokens to the slots.
 
-        Raises NoRoom, Interrupted and RunnerError. No span is computed then.
+        Raises NoRoom, Interrupted and RunnerError. After an error, no span counts as computed.
         """
         for span in spans:
             if int(span.tokens.max()) >= self.context.model.num_vocab or span.stop > self._longest:
@@ -332,10 +339,10 @@ class DraftModel:
         return sampled
 
     def _evict(self, needed: set[int], background: bool) -> bool:
-        """Free the KV of the least recently used slot that this pass does not need. Return whether there is one.
+        """Evict the KV of the least recently used slot that is not in `needed`. Return whether there is such a slot.
 
-        background: free only the KV of a slot that was used before the slots of this pass. Otherwise two idle slots could
-        evict each other for ever.
+        background: evict only a slot that was last used before a slot in `needed`. Otherwise two idle slots could evict
+        each other for ever.
         """
         latest = max(self._kept[slot].used for slot in needed) if background else math.inf
         others = [slot for slot, kept in enumerate(self._kept) if kept.length and slot not in needed and kept.used < latest]
@@ -344,13 +351,16 @@ class DraftModel:
         return bool(others)
 
     def _refuse(self, slot: int) -> NoRoom:
-        """Stop drafting for the request of a slot. Return the error."""
+        """Draft nothing more for the request of a slot. Return the error that the caller raises."""
         self._keep(slot, 0)
         self._kept[slot].is_refused = True
         return NoRoom()
 
     def _fail(self, value: Any) -> Any:
-        """Start again with an empty device, or stop drafting after TRIES failures. Answers continue without drafts."""
+        """Drop all KV after a failure, and draft nothing more after TRIES failures. Return `value`.
+
+        Answers continue without drafts.
+        """
         self.num_failures += 1
         if self.num_failures >= TRIES:
             self.is_off, self.why_off = True, f"it failed {self.num_failures} times"
@@ -370,15 +380,15 @@ def open_draft_model(
     unit: float = 1.0,
     goes_on: MayGoOn = lambda _: True,
 ) -> DraftModel:
-    """Return the draft model of a served model. The draft model owns `model`.
+    """Return the draft model of a served model. Closing it also closes `model`.
 
-    settings, unit: the settings and the unit of the served model's context.
+    settings, unit: the `settings` and `unit` of the served model's `Context`.
     goes_on: as in `learn_costs`.
 
     Raises ModelError, with the reason, if the model cannot draft.
     """
     if not (model.can_chat and model.can_trim):
-        why = "its state cannot be cut, so no wrong token could leave it" if model.can_chat else "it generates no text"
+        why = "its state cannot be cut back to drop wrong tokens" if model.can_chat else "it generates no text"
         raise ModelError(f"--draft-model {model.path}: {why}")
     check_vocabulary(model, served)
     each = 2 if model.window else 1  # with or without twins

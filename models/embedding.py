@@ -23,10 +23,10 @@ UNSPECIFIED = -1
 class EmbedderSettings:
     """The settings of an embedding model.
 
-    pooling: how the vectors of a text's tokens are combined into one vector; empty: as the model's file says.
-    max_tokens: the most tokens of a text, within the model's own limit.
+    pooling: how the vectors of a text's tokens are combined into one vector. Empty: the model's file decides.
+    max_tokens: the most tokens of a text. If the model was trained for fewer tokens, their number is the limit.
     threads: the most threads of the CPU.
-    most_texts: the most texts of a call.
+    most_texts: the most texts of one call of `vectors`.
     """
 
     pooling: str = ""
@@ -39,14 +39,15 @@ class EmbedderSettings:
 class EmbeddingModel:
     """Turns tokens into vectors. Only one thread at a time may use it, but any thread may call `tokens`.
 
-    On a CPU, a text that is alone in its call gets the same vectors each time, bit for bit. In a call of several texts, each
-    result also depends slightly on the other texts (by 0.003 of a unit vector with Q8_0 weights). Such a call saves no time
-    on a CPU, since attention computes every pair of tokens in the call.
+    On a CPU, a text that is alone in its call of `vectors` gets the same vectors each time, bit for bit. If a call has
+    several texts, each result also depends slightly on the other texts (by 0.003 of a unit vector with Q8_0 weights). On a
+    CPU, one call with several texts is no faster than several calls: attention computes all pairs of tokens in a call, even
+    of different texts.
 
     pooling: none, mean, cls, last or rank.
     limit: the most tokens of a call.
     most_texts: the most texts of a call.
-    width: the numbers of a vector; for a reranker, the number of scores.
+    width: how many numbers a vector has. For a reranker, how many scores a text gets.
     """
 
     def __init__(self, model: Model, settings: EmbedderSettings) -> None:
@@ -87,7 +88,7 @@ class EmbeddingModel:
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
 
     def unload(self) -> None:
-        """Free the memory until `open`: see `Context.unload`."""
+        """Free the memory, as `Context.unload` does. `open` allocates it again."""
         self.close()
         self.model.weights.exit()
 
@@ -101,7 +102,7 @@ class EmbeddingModel:
 
         No part of the text becomes a control token.
 
-        most: the text may be cut once it has so many tokens.
+        most: stop after about this many tokens, for callers that need no more of a long text.
         """
         made, parts = 0, [self._begin]
         for run in islice(self.model.tokenizer.runs(text, begin=True), 1, None):
@@ -112,7 +113,7 @@ class EmbeddingModel:
         return np.concatenate([*parts, self._end])
 
     def shortened(self, tokens: np.ndarray, from_start: bool = False) -> np.ndarray:
-        """Return the tokens of a framed text, cut at its end or start to fit the limit. The frame stays."""
+        """Cut the result of `tokens` at the text's end, or start, to fit the limit. Tokens such as [CLS] and [SEP] stay."""
         if len(tokens) <= self.limit:
             return tokens
         head, tail = len(self._begin), len(self._end)
@@ -124,10 +125,10 @@ class EmbeddingModel:
     def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
         """Compute the vectors of texts (int32 each) in one call.
 
-        Return (width,), float32, for each text; without pooling (tokens, width).
+        Return one vector for each text, (width,), float32. Without pooling, return one for each token: (tokens, width).
 
         texts: at most `most_texts` texts, none of them empty, with at most `limit` tokens in total.
-        threads: threads of the CPU; 0: as many as the settings allow.
+        threads: the number of CPU threads; 0: as many as the settings allow.
 
         Raises RunnerError.
         """
@@ -157,7 +158,8 @@ class EmbeddingModel:
 def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
     """Scale vectors (..., width) as llama-server does.
 
-    norm: -1: no scaling; 0: the largest absolute value becomes 32,760; 1: taxicab norm; n: n-norm.
+    norm: how to scale. Below 0: not at all. 0: so that the largest absolute value becomes 32,760. 1: to length 1 in the
+    taxicab norm. 2: to length 1 in the Euclidean norm. Any other p: to length 1 in the p-norm.
     """
     if norm < 0:
         return vectors
@@ -184,9 +186,10 @@ FIELD = re.compile(r"\{(query|document)\}")
 
 
 class Pairing:
-    """Joins a query and a document with the model's template, or with its separators. Safe from several threads.
+    """Joins a query and a document to one text for a reranker. Safe from several threads.
 
-    Only the template's own text can become a control token. The query and the document cannot.
+    If the model has a template for this, it is used. Otherwise the model's separator tokens come between the texts. Only
+    the template's own text can become a control token. The query and the document cannot.
     """
 
     def __init__(self, model: Model) -> None:
@@ -217,7 +220,7 @@ class Pairing:
 
 
 def _cut(model: Model, template: str) -> Iterator[np.ndarray | str]:
-    """Yield a template in pieces: control tokens as ids, and the text between them with its fields unfilled."""
+    """Yield a template in pieces: the ids of its control tokens, and the texts between them with the fields as written."""
     done = 0
     for start, stop in model.tokenizer.controls.find(template):
         if start > done:

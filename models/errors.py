@@ -29,7 +29,7 @@ class ChangedFile(ModelError):
 
 
 class NotCounted(ModelError):
-    """llama.cpp does not report its memory use, or not in a known form."""
+    """llama.cpp does not report its memory use, or reports it in an unknown form."""
 
 
 class RunnerError(RuntimeError):

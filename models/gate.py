@@ -1,8 +1,8 @@
-"""Tests a library of llama.cpp before its first use: computes with a small model, saves KV, restores and compares it.
+"""Tests a library of llama.cpp before its first use, in a trial with a small model.
 
-A library whose parameter structures have the expected layout can still fail: a function may have other arguments, or this
-CPU may be unable to run the build. So the trial comes before the library computes anything in this process, or even names
-its devices.
+The trial computes KV, saves and restores it, and checks that the logits of the next token stay the same. A library
+whose parameter structures have the expected layout can still fail: a function may have other arguments, or this CPU may be
+unable to run the build. So this process asks the library for devices or results only after the trial.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ROUNDING = 0.02  # of the range of the logits: how much a card's kernels for few
 
 @cache
 def identity() -> str:
-    """Return a digest of the library, its plug-in for the CPU, and the CPU's features: each of these affects the bits of KV.
+    """Return a digest of everything that affects the bits of KV: the library, its CPU plug-in, and the CPU's features.
 
-    The same file computes different bits on another CPU, because the C library has other code for that CPU.
+    The same files compute different bits on different CPUs, because the C library has different code for each CPU.
     """
     load_backends()
     parts = digest(files_in_use()), llama.llama_print_system_info(), instructions()
@@ -47,7 +47,7 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the files of llama.cpp that this process has loaded, sorted by name; only the library if Linux lists none."""
+    """Return the loaded files of llama.cpp, sorted by name; only the library's file if the system does not list them."""
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
         found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
@@ -67,9 +67,9 @@ def check() -> None:
 
 
 def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Let no card compute in this process if the library fails the trial on it.
+    """Try the library on the card, if there is one. If the trial fails, no card computes in this process.
 
-    asked: the flag with which the user requests layers on a card; empty if there is none.
+    asked: the flag with which the user requests layers on a card; empty if the user did not request them.
     goes_on: called ten times a second. Once it returns False, the trial ends.
 
     Raises ModelError if the trial was stopped, or if it failed and `asked` names a flag.
@@ -111,7 +111,7 @@ def main(where: str = "CPU") -> None:
 
 
 def trial_on_card() -> str:
-    """Run the trial with all layers on a card, within rounding. Raises ModelError and RunnerError."""
+    """Run `trial` with all layers on a card. Results may differ by rounding. Raises ModelError and RunnerError."""
     if not any(device.is_gpu for device in devices()):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unloaded_backends().items())
         is_vulkan = any("vulkan" in path.name for path in llama.backends())

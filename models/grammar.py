@@ -23,11 +23,12 @@ CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
 class Tokens:
     """A vocabulary in llguidance's form: each token as the bytes that it adds to a text.
 
-    Control tokens have no bytes in a text, so only a grammar that names them allows them. User-defined tokens, such as
-    `<think>` in many vocabularies, are like any other text. The model's tokenizer cuts forced texts into tokens.
+    Control tokens have no bytes in a text, so a grammar allows a control token only if it names the token. User-defined
+    tokens, such as `<think>` in many vocabularies, are like any other text. If a grammar allows only one text, the model's
+    tokenizer cuts this text into tokens.
 
     ends: the ids of the tokens that end an answer.
-    texts: a mask with a bit for each token, set for tokens that have bytes in a text or end an answer.
+    texts: a mask with a bit for each token. The bit is set if the token has bytes in a text, or ends an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -69,7 +70,7 @@ def _mask(tokens: Collection[int], num_vocab: int) -> np.ndarray:
 MOST_FORCED = 256  # forced tokens at once; further ones follow in the next step
 CEILINGS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf)
 CEILINGS = CEILINGS.astype(np.float32)
-"""For each byte of a mask, the highest values that eight logits may have. The look-up is five times as fast as indexing."""
+"""By a byte of a mask, the highest values that its eight logits may have. This is five times as fast as indexing."""
 
 SLOW = 0.05  # seconds that a step may wait for a mask
 PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
@@ -78,11 +79,11 @@ PATIENCE = 1.0  # seconds beyond that, for all masks of an answer together
 class Constraint:
     """The tokens that a grammar allows in one answer.
 
-    A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread, and the next call waits
-    for it.
+    A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread. `apply` and `accept`
+    wait until it has finished.
 
     error: why the answer cannot continue; empty while it can.
-    fast_forward: append forced tokens without sampling.
+    fast_forward: if the grammar allows only one continuation, append its tokens without sampling ("forced" tokens).
     has_controls: the answer may have control tokens.
     """
 
@@ -107,7 +108,7 @@ class Constraint:
     def apply(self, logits: np.ndarray) -> bool:
         """Set the logits of all tokens that the grammar forbids to minus infinity. Return whether any token remains.
 
-        If no token remains, and the answer may not end here either, `error` says so.
+        If no token remains although the grammar does not allow the answer to end here, set `error`.
 
         logits: (vocabulary,), float32.
         """
@@ -154,7 +155,7 @@ class Constraint:
         return bool(self._forced)
 
     def take_forced(self) -> list[int]:
-        """Remove and return the forced tokens. If the grammar is at its end, the last of them ends the answer."""
+        """Remove and return the forced tokens. If the grammar allows nothing after them, the last one ends the answer."""
         forced, self._forced = self._forced, []
         return forced
 
@@ -170,7 +171,10 @@ class Constraint:
         return forced
 
     def _settle(self) -> None:
-        """Wait for the other thread. Time lost to a busy machine or to masks of other answers does not count."""
+        """Wait for the thread that computes the mask, and count the wait toward PATIENCE.
+
+        At most the processor time for this mask counts, so a busy machine or the masks of other answers do no harm.
+        """
         if self._computing is None:
             return
         began = perf_counter()
@@ -187,7 +191,7 @@ class Constraint:
 
 
 def compute_masks(constraints: Sequence[Constraint], executor: ThreadPoolExecutor) -> None:
-    """Let another thread compute the missing masks, one after the other."""
+    """Let a thread of `executor` compute the missing masks, one after the other."""
     if missing := [one for one in constraints if one.needs_mask]:
         computing = executor.submit(_compute_all, missing)
         for constraint in missing:
@@ -236,9 +240,10 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars in a separate thread, one after the other. This thread reads the vocabulary first.
+    """Compiles grammars in a separate thread, one after the other, and keeps the compiled grammars.
 
-    Safe from several threads. Call `close` before the model is closed.
+    Before the first grammar, the thread reads the vocabulary. Safe from several threads. Call `close` before the model is
+    closed.
 
     num_waiting: the number of unfinished compilations.
     """
@@ -253,7 +258,7 @@ class Grammars:
         self.num_waiting = 0
 
     def compile(self, source: GrammarSource) -> Future[Grammar]:
-        """Compile a grammar, or return a kept one. The future raises GrammarError."""
+        """Return a future of the compiled grammar. It is already done if the grammar is kept, and may raise GrammarError."""
         if found := self._find(source):
             done: Future[Grammar] = Future()
             done.set_result(found)
@@ -265,7 +270,7 @@ class Grammars:
         return compiling
 
     def close(self) -> None:
-        """Wait for the running compilation, and cancel those that wait."""
+        """Wait for the running compilation, and cancel all waiting compilations."""
         self._thread.shutdown(cancel_futures=True)
         self._trial.close()
 

@@ -22,8 +22,9 @@ SYSTEM = Path("/sys")
 def fast_cores(system: Path = SYSTEM) -> int:
     """Return the number of cores on which a process should compute, 1 or more.
 
-    After each matrix all threads wait for the slowest thread. So all threads are slowed down by two threads on one core, by
-    an efficiency core among performance cores, or by more threads than a container's quota.
+    After each matrix product, all threads wait for the slowest thread. So a computation is slow if two threads share a core,
+    if one thread runs on an efficiency core and the others on performance cores, or if it has more threads than a
+    container's CPU quota.
     """
     usable = _usable()
     if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel CPU
@@ -45,7 +46,7 @@ def _siblings(system: Path, cpu: int) -> frozenset[int]:
 
 
 def _quota(system: Path) -> int:
-    """Return how many whole CPUs of time a container may use, 1 or more."""
+    """Return a container's CPU quota in whole CPUs, 1 or more; a large number if there is no quota."""
     with suppress(OSError, ValueError):
         quota, period = (system / "fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
@@ -77,7 +78,7 @@ def used_features() -> list[str]:
 
 
 def unused_features(used: Collection[str], cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return the FEATURES of this CPU that are not in `used`; none if Linux does not list features."""
+    """Return which of FEATURES this CPU has but `used` lacks; an empty list if Linux does not list the CPU's features."""
     with suppress(OSError):
         has = set(cpu_info.read_text().split())
         return [name for name, flag in FEATURES.items() if flag in has and name not in used]
@@ -125,7 +126,7 @@ class Device:
 def load_backends() -> None:
     """Load llama.cpp's backends, once per process.
 
-    In some builds these are libraries in llama.cpp's folder. GGML_BACKEND_PATH may name a library elsewhere.
+    Some builds have a library for each backend in llama.cpp's folder. GGML_BACKEND_PATH may name a library elsewhere.
     """
     llama.capture()
     llama.open_needed()
@@ -161,7 +162,7 @@ def _device(handle: llama.ggml_backend_dev_t) -> Device:
 
 
 def buffer_types() -> dict[str, int]:
-    """Return the address of each device's default kind of memory, by ggml's name of that kind."""
+    """Return the address of each device's default buffer type, by ggml's name of the buffer type."""
     kinds = map(llama.ggml_backend_dev_buffer_type, _handles())
     return {llama.ggml_backend_buft_name(kind).decode(): kind for kind in kinds if kind}
 
@@ -199,7 +200,7 @@ def is_without_card() -> bool:
 def hide_cards(name: str, why: str) -> None:
     """Let no card compute from now on, in this process and its children.
 
-    name, why: an entry for `llama.PASSED_OVER`.
+    name, why: a key for `llama.PASSED_OVER`, and the reason to store under it.
     """
     os.environ.update(HIDDEN, **{llama.VARIABLES[0]: str(llama.LIBRARY.path.parent)})  # children use the same library
     llama.PASSED_OVER[name] = why
@@ -207,9 +208,10 @@ def hide_cards(name: str, why: str) -> None:
 
 
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
-    """Return an empty list of devices for llama.cpp if no card may compute; else None, so that llama.cpp uses what it finds.
+    """Return an empty list of devices for llama.cpp if no card may compute.
 
-    Without the empty list, llama.cpp computes large batches on a card even if the card has no layer.
+    Otherwise return None: llama.cpp then finds the devices itself. Without the empty list, llama.cpp computes large batches
+    on a card even if the card has no layer.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 
@@ -229,7 +231,7 @@ def unloaded_backends() -> dict[str, str]:
 
 @cache
 def unused_card() -> str:
-    """Return a card of this machine that is not used, why, and the remedy; "" if there is none, or if a card is used."""
+    """Return a message that a card is not used, with the reason and the remedy; "" if a card is used or none is found."""
     root = cards.root_folder()
     if any(device.is_gpu for device in devices()):
         return ""
@@ -313,9 +315,9 @@ def _room(folder: Path, container: Container) -> int | None:
 
 
 def _counts(file: Path, mark: str) -> dict[str, int]:
-    """Return the numbers in a file that has a name and a number on each line. Raises OSError.
+    """Return the numbers in a file that has a name and a number on each line, by name. Raises OSError.
 
-    mark: the text after each name.
+    mark: a text to remove from the end of each name.
     """
     return dict(_lines(file.read_text(), mark))
 

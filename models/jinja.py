@@ -72,12 +72,12 @@ class Template:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Forbids attributes that lead out of the template, changes to its variables, and huge numbers or strings."""
+    """Keeps templates from reaching Python's internals, changing their variables, and creating huge numbers or strings."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template, and change it so that loops and macros count their steps, and its lists become `_OwnList`s."""
+        """Parse a template. Add a counter of steps to its loops and macros, and turn its list literals into `_OwnList`s."""
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
@@ -86,7 +86,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return _OwnLists().visit(template)
 
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
-        """Let a template change the lists that it created. A client's values cannot be changed."""
+        """Allow `append` and `pop` on lists that the template itself created. A template cannot change a client's values."""
         if isinstance(obj, _OwnList) and attr in ("append", "pop"):
             return True
         return super().is_safe_attribute(obj, attr, value)
@@ -113,7 +113,7 @@ class _Steps:
 
 
 class _Nothing(Undefined):
-    """An undefined value, which adds nothing to a text. Templates rely on this for optional fields of tools."""
+    """An undefined value. A string plus this value is the string: templates rely on this for optional fields of tools."""
 
     def _added(self, other: object) -> object:
         return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
@@ -129,7 +129,7 @@ class _OwnList(list[object]):
 
 
 class _OwnLists(NodeTransformer):
-    """Turns each `[...]` of a template into an `_OwnList`."""
+    """Turns each list literal of a template into an `_OwnList`."""
 
     def visit_List(self, node: nodes.List) -> nodes.Expr:
         self.generic_visit(node)
@@ -153,7 +153,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
 
 
 def _names(tree: nodes.Template) -> Iterator[str]:
-    """Yield the names of variables and fields, and all text constants, since keys are among these."""
+    """Yield the names of variables and fields, and all string constants, since some of them are keys."""
     for node in tree.find_all((nodes.Name, nodes.Getattr, nodes.Const)):
         match node:
             case nodes.Name(name=str(name)) | nodes.Getattr(attr=str(name)) | nodes.Const(value=str(name)):
@@ -191,6 +191,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as in training. Jinja's own filter would escape `<` and `&` for HTML, and sort the keys."""
+    """Return JSON as in a model's training data. Jinja's own filter would escape `<` and `&` for HTML, and sort keys."""
     value = list(value) if isinstance(value, Iterator) else value  # the result of `map` or `select`
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""Turns a JSON schema into a grammar, which is first tried in a child process."""
+"""Turns JSON Schemas and grammars of other kinds into llguidance's grammars, and tries these in a child process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GrammarSource:
 
     @property
     def size(self) -> int:
-        """The characters of all texts of the grammar."""
+        """The number of characters in all texts of the grammar."""
         return len(self.text) + sum(len(name) + len(schema) for name, schema in self.schemas)
 
 
@@ -61,7 +61,7 @@ INNER = {
     "additionalProperties": ONE, "items": ONE, "additionalItems": ONE, "anyOf": LIST, "oneOf": LIST, "allOf": LIST,
     "prefixItems": LIST, "properties": MAP, "patternProperties": MAP, "$defs": MAP, "definitions": MAP,
 }  # fmt: skip
-"""Keywords that contain schemas, and in which form."""
+"""Keywords that contain schemas: one schema, a list of schemas, or schemas by name."""
 VALUES = frozenset({
     "$ref", "const", "enum", "type", "minItems", "maxItems", "required", "minProperties", "maxProperties", "minLength",
     "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -85,7 +85,7 @@ FORMATS = frozenset({
 })  # fmt: skip
 """Supported formats."""
 PLAIN_FORMATS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
-"""Formats that every text has."""
+"""Formats that any text matches."""
 OPEN = ("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 IMPLIED = {
     "properties": "object", "required": "object", "additionalProperties": "object", "patternProperties": "object",
@@ -93,19 +93,21 @@ IMPLIED = {
     "pattern": "string", "minLength": "string", "maxLength": "string", "format": "string",
     "minimum": "number", "maximum": "number", "exclusiveMinimum": "number", "exclusiveMaximum": "number",
 }  # fmt: skip
-"""Keywords that only make sense for one type, with this type."""
+"""Keywords that apply to values of one type only, with this type."""
 EXCLUSIVE = (
     ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), "minimum", 1),
     ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), "maximum", -1),
 )
-"""An exclusive bound, the keywords for the other bound, the inclusive keyword, and 1 for a lower, -1 for an upper bound."""
+"""Rows: an exclusive bound, the keywords of the opposite bound, the inclusive bound, and its direction.
+
+The direction is 1 for a lower bound and -1 for an upper bound."""
 MOST_ROUNDS = 64  # rounds of the search for finite answers: the longest supported chain of references
 
 Schema = dict[str, object]
 
 
 def check_schema(schema: object) -> None:
-    """Raise GrammarError for a schema that llguidance would misread, or for which every value would be infinite."""
+    """Raise GrammarError for a schema that llguidance would misread, or that only infinitely long values would match."""
     found = dict(_schemas(schema))
     for path, inner in found.items():
         _check_range(path, inner)
@@ -132,8 +134,8 @@ def _patterns(schema: Schema) -> Iterator[str]:
 def _check_range(path: str, schema: Schema) -> None:
     """Raise GrammarError for a range of numbers that llguidance reads as a wider range.
 
-    If an integer is excluded, and the range ends before the next integer away from 0, llguidance allows the excluded
-    integer.
+    Example: with `exclusiveMinimum` 3 and `maximum` 3.5, llguidance also allows 3. This happens if the excluded bound is an
+    integer, and the other bound lies less than 1 beyond it, farther from 0.
     """
     if schema.get("type") == "integer":
         return
@@ -149,9 +151,9 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Give each schema without a type the type to which its keywords apply, in place, as its author means.
+    """Add a type, in place, to each schema without a type: the type to which its keywords apply.
 
-    JSON Schema itself would also allow values of all other types.
+    The author means this type, although JSON Schema would also allow values of all other types.
     """
     for _, inner in list(_schemas(schema)):
         if inner.keys().isdisjoint(OPEN) and (implied := next((IMPLIED[key] for key in inner if key in IMPLIED), None)):
@@ -171,8 +173,8 @@ LOOKING = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bB])")  # look-around
 def soften(schema: object) -> list[str]:
     """Rewrite or remove, in place, the keywords that llguidance does not know. Return the removed keywords.
 
-    Raises GrammarError for a schema that is neither an object nor a boolean, and if references, or keywords of a strict
-    schema, would be removed.
+    Raises GrammarError if the schema is neither an object nor a boolean, or if a keyword to remove is a reference or is in a
+    strict schema.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError("a schema is an object, true or false")
@@ -203,7 +205,7 @@ def _is_known(keyword: str) -> bool:
 
 
 def _with_property_names(schema: Schema) -> None:
-    """Rewrite `propertyNames` of an object without named properties as a pattern of names or as named properties."""
+    """If an object names no properties, rewrite its `propertyNames` as `patternProperties` or `properties`."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or any(keyword in schema for keyword in ("properties", "patternProperties", "$ref")):
         return
@@ -245,7 +247,7 @@ def _without_negation(schema: Schema) -> None:
 
 
 def _with_unique_items(schema: Schema) -> None:
-    """Replace a list of a few possible values without repetitions by an enumeration of all such lists."""
+    """If items have only a few possible values, rewrite `uniqueItems` as an `enum` of all lists without repetitions."""
     items, least, most = schema.get("items"), schema.get("minItems", 0), schema.get("maxItems", MOST_UNIQUE)
     if schema.get("uniqueItems") is not True or not isinstance(items, dict) or "prefixItems" in schema:
         return
@@ -294,10 +296,10 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove patterns that match no names except those of `properties`, and yield them.
+    """Remove `patternProperties` if all names that its patterns match are in `properties`. Yield what was removed.
 
-    llguidance would let an answer begin another such name, and then find no way to complete it. Raises GrammarError if the
-    schema is strict.
+    llguidance would let an answer start another name for such a pattern, although no other name matches. Raises GrammarError
+    if the schema is strict.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
@@ -312,7 +314,7 @@ def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Itera
 
 
 def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
-    """Return whether a name exists that matches one of the patterns and is not in `named`, or a pattern does not compile."""
+    """Return whether a pattern matches a name that is not in `named`. Return True if a pattern does not compile."""
     closed: Schema = {
         "type": "object",
         "properties": {name: {"const": 0} for name in named},
@@ -333,8 +335,8 @@ def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
 def close_objects(schema: object) -> None:
     """Forbid properties that a schema does not name, in place, unless the schema says whether they are allowed.
 
-    llama-server does the same, because small models invent fields. If several schemas apply to an object together, each of
-    them still allows further properties.
+    llama-server does the same, because small models invent fields. If two schemas apply to the same object, both still allow
+    further properties, since one may name properties that the other does not.
     """
     found = dict(_schemas(schema))
     shared = _shared(found)
@@ -349,7 +351,7 @@ def close_objects(schema: object) -> None:
 
 
 def _shared(found: dict[str, Schema]) -> set[str]:
-    """Return the paths of schemas that apply to a value together with another schema."""
+    """Return the paths of the schemas that apply to the same value as another schema."""
     pending: list[str] = []
     for path, inner in found.items():
         alone = [not OF_OBJECTS.isdisjoint(inner), "$ref" in inner, "anyOf" in inner, "oneOf" in inner]
@@ -364,7 +366,7 @@ def _shared(found: dict[str, Schema]) -> set[str]:
 
 
 def _beside(path: str, schema: Schema) -> Iterator[str]:
-    """Yield the paths of the schemas that a value of this schema also matches, or may match."""
+    """Yield the paths of the schemas that `$ref`, `allOf`, `anyOf` and `oneOf` apply to a value of this schema."""
     if isinstance(reference := schema.get("$ref"), str):
         yield reference
     for keyword in ("allOf", "anyOf", "oneOf"):
@@ -377,7 +379,7 @@ def _listed(path: str, schema: Schema, keyword: str) -> Iterator[str]:
 
 
 def _schemas(schema: object) -> Iterator[tuple[str, Schema]]:
-    """Yield each schema in a schema with its path, the inner schemas first."""
+    """Yield a schema and all schemas inside it, each with its path. Inner schemas come before outer schemas."""
     pending: list[tuple[object, str]] = [(schema, "#")]
     order: list[tuple[str, Schema]] = []
     while pending:
@@ -401,9 +403,9 @@ def _escaped(name: str) -> str:
 
 
 class _Finite:
-    """Finds the schemas that have a finite answer.
+    """Finds which schemas have a finite answer.
 
-    schemas: the schemas by path.
+    schemas: a schema and all schemas inside it, by their paths.
     """
 
     def __init__(self, schemas: dict[str, Schema]) -> None:
@@ -461,7 +463,7 @@ class _Finite:
         return all(self._known(inner) for inner in first) and (len(first) >= needed or self._known(f"{path}/items"))
 
     def _known(self, path: str) -> bool:
-        """Return whether the schema at a path has a known finite answer. If there is no schema, everything is allowed."""
+        """Return whether the schema at a path is known to have a finite answer. A path without a schema allows any value."""
         return path in self._finite or path not in self._schemas
 
 
@@ -480,7 +482,7 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 So no model can write spaces for ever, and the text between two values is known in advance."""
 STRICT: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}  # overrides `x-guidance` in a schema
 WHITE = r"(?:(?:[ \t\r\n]|\\[nrt]|\[(?:[ \t\r\n]|\\[nrt])+\])(?:[*+?]|\{[0-9]{1,3}(?:,[0-9]{0,3})?\})?)*"
-"""An expression for JSON's white space. Rust's class of white space contains more characters."""
+"""A pattern for regular expressions that match only JSON's white space. Rust's class of white space has more characters."""
 SEPARATORS = {
     "item_separator": (re.compile(f"{WHITE},{WHITE}"), "a comma, and JSON's white space around it"),
     "key_separator": (re.compile(f"{WHITE}:{WHITE}"), "a colon, and JSON's white space around it"),
@@ -536,7 +538,7 @@ def _schema(text: str, left_out: list[str]) -> str:
 
 
 def _check_style(style: object) -> None:
-    """Raise GrammarError for separators that are not JSON's. With them no answer would be JSON."""
+    """Raise GrammarError for separators that JSON does not allow, since no answer would be JSON."""
     if not isinstance(style, dict):
         return
     for name, (pattern, expected) in SEPARATORS.items():
@@ -563,7 +565,7 @@ def _gbnf(source: GrammarSource) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    r"""Return the character of a `\u` escape, whose zeros the converter would drop. Any other escape stays as it is."""
+    r"""Replace a `\u` escape by its character, since the converter drops zeros. Return any other escape unchanged."""
     code = int(escape[1] or escape[2] or "0", 16)
     if code < 0x80 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return f"\\x{code:02x}" if 0 < code < 0x80 else escape[0]
@@ -581,7 +583,7 @@ def _lark(source: GrammarSource) -> str:
 
 
 def without_tokens(source: GrammarSource, stand_in: str) -> GrammarSource:
-    """Return the server's Lark grammar for a vocabulary without its tokens: `stand_in` replaces each token's name."""
+    """Replace each token's name in a Lark grammar of the server by `stand_in`, a token that the trial's vocabulary has."""
     text = LARK_PART.sub(lambda part: stand_in if part[1] else part[0], source.text)
     return replace(source, text=text)
 
@@ -680,7 +682,7 @@ def main() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """End the process, by a signal, after this much more processor time; 0 cancels the limit."""
+    """Let a signal end the process once it has used `seconds` more of processor time; 0 cancels the limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -2,18 +2,20 @@
 
 A state consists of a magic number, the sequence's id, and one part for each memory of the model.
 
-- Attention (llama_kv_cache::state_write, one stream): the number of streams and the number of cells. Then for each cell its
-  position, its number of holders, and the holder. With rotary positions in several dimensions, a cell has its position, its
-  number of holders, two more positions, its token, and the holder. Then whether V is transposed, and the number of layers.
-  Then for each layer the type and row size of K, and K's row of each cell. V follows in the same form. A transposed V
-  instead has its type, element size and width, and then for each of its numbers a row of all cells.
-- Recurrent (llama_memory_recurrent::state_write): the number of cells (0 or 1), the cell's position, and its number of
-  holders, which is 0. Then whether S is transposed, and the number of layers. Then for each tensor its type and row size,
-  and its row if there is a cell.
+An attention part (llama_kv_cache::state_write, one stream) starts with the number of streams and the number of cells. The
+cells follow, each with its position, the number of sequences that hold it, and the id of the sequence. If rotary positions
+have several dimensions, a cell has two more positions and its token before the id. The next two numbers say whether V is
+transposed, and how many layers there are. Then K of each layer follows, with its type, its row size, and a row for each
+cell. V of each layer follows in the same form. A transposed V has its type, the size of an element and its width instead.
+For each number of the width, it has a row with this number of all cells.
 
-A hybrid model has two kinds of saved states: runs, with attention cells but no recurrent cell, and the recurrent part alone.
-A model with a sliding window has two attention parts: the layers that see all earlier tokens, and the layers with the
-window.
+The recurrent part (llama_memory_recurrent::state_write) starts with the number of cells, which is 0 or 1. A cell has its
+position and the number of sequences that hold it, which is 0. The next two numbers say whether S is transposed, and how many
+layers there are. Then each tensor follows, with its type, its row size and, if there is a cell, a row.
+
+For a hybrid model, two kinds of states are saved: runs, which have attention cells and no recurrent cell, and recurrent
+parts without an attention part. A model with a sliding window has two attention parts. The first one is of the layers that
+see all earlier tokens, the second one of the layers with the window.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ TOKEN_AT = 4  # the index of the token among a wide cell's numbers
 def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL, num_parts: int = 1) -> np.ndarray:
     """Return one run (uint8) of positions [start, stop), from runs that together contain these positions.
 
-    cell: the bytes of one cell.
+    cell: the size of a cell in bytes.
     num_parts: the number of attention parts.
 
-    Raises RunnerError if a part does not contain each position once.
+    Raises RunnerError if the cells of a part are not as many as the positions.
     """
     readers = [_Reader(run, start, stop) for run in runs]
     joined = [_of_all(readers, PREFACE)]
@@ -64,7 +66,7 @@ def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL,
 
 
 def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
-    """Read the next bytes of all runs, which are the same in each run, and return them once."""
+    """Read the next `size` bytes of each run, and return those of one run: they are the same in all runs."""
     return [reader.take(size) for reader in readers][-1]
 
 
@@ -72,9 +74,9 @@ def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
 class Attention:
     """The form of an attention part in a state.
 
-    cell: the bytes of a cell.
+    cell: the size of a cell in bytes.
     lead: the 8 bytes after the cells.
-    blocks: for each tensor, the 12 bytes before its numbers, and the size of its numbers for one cell in bytes.
+    blocks: for each tensor, the 12 bytes before its numbers, and how many bytes of numbers it has for each cell.
     """
 
     cell: int
@@ -83,7 +85,7 @@ class Attention:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of one token."""
+        """The size of one token's cell and KV in bytes."""
         return self.cell + sum(size for _, size in self.blocks)
 
     def size(self, num_tokens: int) -> int:
@@ -93,7 +95,8 @@ class Attention:
     def fits(self, state: np.ndarray, start: int, stop: int, sequence: int) -> bool:
         """Return whether bytes of the right length have this part's form and contain each position [start, stop) once.
 
-        The order of the cells, which follows the pool, and the numbers of the tensors are not checked.
+        The cells may have any order, since llama.cpp writes them in the order of its pool. The numbers of the tensors are
+        not checked.
         """
         cells, at = stop - start, 8 + self.cell * (stop - start)
         if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
@@ -106,7 +109,7 @@ class Attention:
         return lead == self.lead and _has_blocks(state, at + len(self.lead), self.blocks, cells)
 
     def _cells(self, start: int, stop: int, sequence: int) -> np.ndarray:
-        """Return the numbers of the cells for positions [start, stop), in this order."""
+        """Return the cells of a part for positions [start, stop), in order of position: (cells, numbers), int32."""
         cells = np.zeros((stop - start, self.cell // 4), np.int32)
         cells[:, :TOKEN_AT] = np.arange(start, stop)[:, None]
         cells[:, 1], cells[:, TOKEN_AT:], cells[:, -1] = 1, 0, sequence
@@ -132,7 +135,9 @@ class Recurrent:
         return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
 
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether bytes of the right length have this part's form after `num_tokens` tokens (0: no cell).
+        """Return whether bytes of the right length have this part's form after `num_tokens` tokens.
+
+        num_tokens: 0 if the part has no cell.
 
         The numbers of the tensors are not checked.
         """
@@ -167,13 +172,13 @@ class StateLayout:
 
     @property
     def token_bytes(self) -> int:
-        """The bytes of one token of a run."""
+        """The size of one token of a run in bytes."""
         return sum(part.token_bytes for part in self.attention)
 
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run (uint8) has, to the last byte, this context's layout and exactly the positions [start, stop).
+        """Return whether a run (uint8) has exactly this context's layout and the positions [start, stop).
 
-        llama.cpp can read such a run. The numbers of its tensors are not checked.
+        If so, llama.cpp can read the run. All bytes are checked, except for the numbers of the tensors.
         """
         if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
@@ -185,14 +190,14 @@ class StateLayout:
         return self.recurrent is None or self.recurrent.fits(run[at:], 0)
 
     def fits_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a state (uint8) is, to the last byte, the recurrent part after `num_tokens` tokens."""
+        """Return whether a state (uint8) has exactly the form of a recurrent part after `num_tokens` tokens."""
         if self.recurrent is None or not 0 < num_tokens < 1 << 31:
             return False
         is_whole = len(state) == PREFACE + self.recurrent.size(1) and self._has_preface(state)
         return is_whole and self.recurrent.fits(state[PREFACE:], num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the part of a run at positions [start, stop) as a run."""
+        """Return a run with only the positions [start, stop) of `run`."""
         return self.join([run], start, stop) if self.attention else run
 
     def join(self, runs: Sequence[np.ndarray], start: int, stop: int) -> np.ndarray:
@@ -211,8 +216,9 @@ class StateLayout:
 def layout_of(
     run: np.ndarray, num_tokens: int, recurrent: np.ndarray | None = None, *, num_parts: int = 1
 ) -> StateLayout | None:
-    """Return the layout of a context, read from a run of its first tokens; None if it is none of the known layouts.
+    """Return the layout of a context's states, found in a run that starts at position 0; None if it is unknown.
 
+    num_tokens: the number of tokens in the run.
     recurrent: the state of the recurrent layers after these tokens, if the model has such layers.
     num_parts: the number of attention parts.
     """
@@ -231,7 +237,7 @@ def layout_of(
 
 
 def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tuple[Attention, ...]:
-    """Read up to `num_parts` parts of `count` cells with this cell size, until a part makes no sense."""
+    """Read up to `num_parts` parts, each with `count` cells of `cell` bytes. Stop at a part that `_part` cannot read."""
     parts: list[Attention] = []
     at = PREFACE
     while len(parts) < num_parts and (part := _part(state, at, count, cell)):
@@ -241,7 +247,7 @@ def _attention(state: np.ndarray, count: int, cell: int, num_parts: int) -> tupl
 
 
 def _part(state: np.ndarray, at: int, count: int, cell: int) -> Attention | None:
-    """Read the part at byte `at`; None if it makes no sense."""
+    """Read the part at byte `at`; None if the part would be longer than the state."""
     at += 8 + cell * count
     lead, transposed, layers = state[at : at + 8].tobytes(), _number(state, at), _number(state, at + 4)
     blocks: list[tuple[bytes, int]] = []
@@ -269,7 +275,7 @@ def _recurrent(state: np.ndarray, at: int) -> Recurrent:
 
 
 def _number(state: np.ndarray, at: int) -> int:
-    """Return a 32-bit number; of a longer number, the lower half. Raises IndexError."""
+    """Return the 32-bit number at byte `at`, or the lower half of a 64-bit number. Raises IndexError."""
     return int(state[at : at + 4].copy().view(np.uint32)[0])
 
 
@@ -279,7 +285,7 @@ def _signed(state: np.ndarray, at: int) -> int:
 
 
 class _Reader:
-    """Reads through a run, and keeps the cells at positions [start, stop)."""
+    """Reads a run from its start. The "kept" cells are those at positions [start, stop)."""
 
     def __init__(self, run: np.ndarray, start: int, stop: int) -> None:
         self._run, self._start, self._stop = run, start, stop

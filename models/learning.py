@@ -1,4 +1,4 @@
-"""Learns a model's costs on its device, from stored times or from a measurement now."""
+"""Learns a model's costs on its device: uses the times that an earlier start has stored, or times the device now."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger("slotcache")
 
 
 def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
-    """Give a context the costs of its device. The device is timed now, unless an earlier start has stored its times.
+    """Give a context the costs of its device. If no earlier start has stored times of the device, time it now.
 
-    The costs of a CPU are known, except for the tiles of its attention, whose kernels differ by a factor of up to six
-    between CPUs.
+    On a CPU, only the tiles of attention are timed, because the speed of their kernels differs by a factor of up to six
+    between CPUs. The other costs follow from constants.
 
-    goes_on: called before each batch, with the work that is timed. Once it returns False, nothing is learned.
+    goes_on: called before each batch, with the work that is timed. If it returns False, the costs stay as they are.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
@@ -78,7 +78,10 @@ def subject_of(context: Context, device: Device | None) -> Subject:
 
 
 def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
-    """Return the stored times if they are still right, else measured times. Raises RunnerError and Stopped."""
+    """Return the stored times. If there are none, or they are incomplete or no longer right, time the device.
+
+    Raises RunnerError and Stopped.
+    """
     device, doing = context.model.device, f"timing {name}"
     subject, began = subject_of(context, device), perf_counter()
     kept = kept_times(subject)
@@ -100,7 +103,9 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 
 
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
-    """Return the times of a device, and what later starts do with them, for the log; "" if they must not be stored.
+    """Time a device. Return the times, and a phrase for the log that says what later starts do with them.
+
+    The phrase is "" if the times must not be stored.
 
     cuts: the number of earlier starts that ran out of time.
 

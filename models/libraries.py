@@ -1,4 +1,4 @@
-"""Compares the libraries of llama.cpp on this machine: how fast each one computes a model, in a separate process."""
+"""Compares how fast the libraries of llama.cpp on this machine compute a model, each in a separate process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENCE = 120  # s for one library in one round, including the trial of a new l
 class LibrarySpeed:
     """The speed of a library in tokens per second.
 
-    refused: why there is no figure.
+    refused: why the library could not be timed; empty if it was timed.
     """
 
     prefill: float = 0.0
@@ -67,7 +67,7 @@ Offload = tuple[int, str, str, str, int]
 
 
 def compare(model: Path, threads: int, offload: Offload, log: Callable[[str], None]) -> dict[Library, LibrarySpeed]:
-    """Return the speed of each library, starting with the library in use.
+    """Return the speed of each library. The first entry is the library in use.
 
     log: called with a library's name before each timing.
     """
@@ -87,10 +87,10 @@ MORE = 5.0  # s that the CPU may take beyond the card's time, which includes com
 
 
 def hide_slower_card(model: Path, threads: int) -> None:
-    """Use no card in this process, if `auto` chose a build for cards and the CPU computes this model faster.
+    """Use no card in this process if `auto` chose a build for cards, but the CPU computes this model faster.
 
-    The CPU, and the card with all layers on it, are timed once, and the times are kept on disk. If one of them cannot be
-    timed, the card is used. Call this before the first look at the devices.
+    The CPU is timed once, and so is the card with all layers on it. The times are stored for later starts. If one of the
+    two cannot be timed, the card is used. Call this before the backends are loaded; afterwards it does nothing.
     """
     build = llama.LIBRARY.origin.removeprefix("npm-")
     if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
@@ -115,7 +115,10 @@ def _kept_turns(kept: Path) -> tuple[float, float] | None:
 
 
 def _turns(model: Path, threads: int) -> tuple[float, float]:
-    """Return the seconds of a turn on the card and on the CPU; 0 and 0 if one cannot be timed or the CPU is far slower."""
+    """Return the seconds of a turn on the card and on the CPU.
+
+    Both are 0 if one of the two cannot be timed, or if the CPU is far slower than the card.
+    """
     began = perf_counter()
     card = _speed(llama.LIBRARY, model, threads, (ALL_LAYERS, *AS_LLAMA_CPP))
     patience = perf_counter() - began + MORE

@@ -1,4 +1,4 @@
-"""The only access to llama.cpp: finds its library, refuses one with another layout, and binds the functions that we call."""
+"""The only access to llama.cpp: finds its library, checks the layout of its structures, and binds its functions."""
 
 from __future__ import annotations
 
@@ -60,13 +60,14 @@ class Library:
 
 
 PASSED_OVER: dict[str, str] = {}
-"""Why a build or a card is not used at this start: by the build's name, by `auto`, or by `hardware.FAILED`."""
+"""Why a build or a card is not used at this start. The keys are names of builds, `auto` and `hardware.FAILED`."""
 
 
 def find() -> Library:
-    """Return the library to use, from the first place that has one. Raises LibraryError if there is none.
+    """Return the library to use, from the first of `places`. Raises LibraryError if there is none.
 
-    A build for cards must first pass a trial on a card, in a separate process.
+    A build for cards is used only if it passes a trial on a card, in a separate process. If it fails, the next place is
+    tried.
     """
     for place in places():
         build = place.origin.removeprefix("npm-")
@@ -78,9 +79,10 @@ def find() -> Library:
 
 
 def places() -> Iterator[Library]:
-    """Yield the libraries that may exist: first those that the environment names, then those of packages.
+    """Yield the places that may have a library, in the order of preference.
 
-    The builds that `slotcache install` chose come before the packages, npm's other builds after them.
+    First come the folders in the environment variables VARIABLES, then the builds that `slotcache install` chose (all
+    builds for cards if it has not run), then Python packages, and at last npm's other builds.
     """
     for variable in VARIABLES:
         if folder := os.environ.get(variable):
@@ -139,11 +141,11 @@ for name in "llama_version", "llama_model_default_params", "llama_context_defaul
         function()
 print("passed")
 """
-"""Loads a library and calls the functions that this module calls first. A result has room for any layout."""
+"""A program that loads a library and calls the first functions that this module calls. A result has room for any layout."""
 
 
 def _open(found: Library) -> ctypes.CDLL:
-    """Load a library, after another process has loaded it. Raises LibraryError."""
+    """Load a library. Another process loads it first, because the library may crash. Raises LibraryError."""
     try:
         if sys.platform == "linux":
             _check_file(found)
@@ -155,7 +157,7 @@ def _open(found: Library) -> ctypes.CDLL:
 
 
 def _check_file(found: Library) -> None:
-    """Raise LibraryError for a file for another CPU, or an incomplete file. Loading it would end the process."""
+    """Raise LibraryError if a file is incomplete or for another CPU, since loading it would end the process."""
     with found.path.open("rb") as file:
         head, size = file.read(64), os.fstat(file.fileno()).st_size
         if len(head) < 64 or head[:6] != b"\x7fELF\2\1":
@@ -200,7 +202,7 @@ def backends() -> list[Path]:
 
 
 def _needed(backend: Path) -> list[Path]:
-    """Return CUDA's libraries that a backend needs, from pip's packages or the system. The loader does not find them all."""
+    """Return the CUDA libraries that a backend needs, from pip packages or the system. The loader may miss some."""
     with contextlib.suppress(OSError), backend.open("rb") as file:
         if found := CUDA_RUNTIME.search(file.read(HEAD)):
             return cards.runtime(int(found[1]), cards.root_folder())
@@ -400,7 +402,7 @@ def bind(signature: F) -> F:
 
 
 def _passed(hint: Any) -> Any:
-    """Return the type that ctypes passes for a type in a signature: a pointer for a handle, a structure as it is."""
+    """Return the ctypes type for a type in a signature: `c_void_p` for a handle, and the class itself for a structure."""
     hint = next((part for part in get_args(hint) if type(None) in get_args(hint) and part is not type(None)), hint)
     if isinstance(hint, NewType):
         return ctypes.c_void_p
@@ -607,17 +609,17 @@ SPARE = 256  # bytes after our structure, which a larger structure of the librar
 
 
 def check_layout() -> None:
-    """Raise LibraryError unless the library's parameter structures have our layout, as their defaults and sizes show."""
+    """Compare the library's parameter structures with ours, by defaults and sizes. Raise LibraryError if they differ."""
     for layout, defaults in DEFAULTS:
         params, spare = _defaults_of(layout)
         wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]
         if spare != CANARY * SPARE or wrong:
-            where = f"from {wrong[0]} on" if wrong else "behind its end"
+            where = f"from {wrong[0]} on" if wrong else "after its last field"
             raise LIBRARY.refused(f"has another layout of {layout.__name__} {where}")
 
 
 def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, bytes]:
-    """Return the library's defaults in our structure, and the bytes after the structure as the library left them."""
+    """Let the library write its defaults into our structure. Return them, and the SPARE bytes after the structure."""
 
     class Padded(ctypes.Structure):
         _fields_ = (("params", layout), ("spare", ctypes.c_char * SPARE))
@@ -646,10 +648,10 @@ def loaded_libraries() -> set[Path]:
 
 
 def release_workers() -> None:
-    """End the workers that GNU's OpenMP keeps for the calling thread. A later computation gets new workers.
+    """End the worker threads that GNU's OpenMP keeps for the calling thread. A later computation gets new workers.
 
-    Workers of a thread that no longer computes still count. If there are more workers than cores, OpenMP lets each worker
-    sleep at every barrier instead of spinning.
+    If there are more workers than cores, OpenMP lets each worker sleep at every barrier instead of spinning, which is
+    slower. The workers of a thread that no longer computes would count, too.
     """
     with contextlib.suppress(OSError):
         for path in loaded_libraries():
@@ -666,9 +668,11 @@ NO_REASON = "failed to load model"  # the end of a line that only says that a lo
 COMPLAINTS: deque[str] = deque(maxlen=8)
 PLACED = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^,]+),")
 LAYERS: dict[int, str] = {}
-"""The device of each layer, the output last, in the model that was loaded last. No function of llama.cpp reports it."""
+"""The device of each layer and of the output (last) in the newest loaded model. No function of llama.cpp reports this."""
 HEEDED: dict[tuple[str, str], str] = {}
-"""Metadata overrides that llama.cpp has read, by key and type: "", or the type that it expected instead."""
+"""The metadata overrides that llama.cpp has read, by key and type.
+
+The value is "" if llama.cpp used the override; otherwise, it is the type that llama.cpp expected."""
 USED = re.compile(r"Using metadata override \( *(\w+)\) '(.*)' =")
 MISTYPED = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -696,7 +700,7 @@ def capture() -> None:
 
 MOST_WORDS = 5.0  # s that all `LAST_WORDS` together may take
 LAST_WORDS: list[Callable[[str], None]] = []
-"""Functions that are called with the reason before llama.cpp ends the process, in any thread."""
+"""Functions to call with the reason before llama.cpp ends the process. Any thread may call them."""
 _SPEAKING = threading.RLock()
 
 
@@ -715,9 +719,9 @@ def _abort(message: bytes) -> None:
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Call `act` before llama.cpp ends the process, as it does if a device is lost or after an internal error.
+    """Call `act` with the reason before llama.cpp ends the process: after the loss of a device, or an internal error.
 
-    Return a function that undoes this.
+    Return a function that cancels this.
     """
     LAST_WORDS.append(act)
     ggml_set_abort_callback(_abort)

@@ -20,13 +20,14 @@ SOFTWARE = "llvmpipe"  # in the description of Mesa's Vulkan for CPUs, where som
 
 
 class Adapters:
-    """The adapters of a model, numbered from 0. They live as long as the weights, and must be loaded before any context.
+    """The adapters of a model, numbered from 0. Create this object before any context of the model.
 
-    The name of a set of adapters contains the digests of their files and their scales. KV of the same name is equal to the
-    bit until the weights are unloaded. With a single adapter, it is also equal later and in a later process. llama.cpp adds
-    several adapters in the order of their addresses, so their sum is rounded differently after each load.
+    The adapters are freed with the weights, and loaded again with them. A set of adapters has a name, which contains the
+    digests of the adapters' files and their scales. Until the weights are unloaded, KV of sets with the same name is equal
+    bit for bit. For a single adapter, this is also true of later loads and processes. llama.cpp adds several adapters in
+    the order of their addresses, so each load rounds their sum differently.
 
-    usual: the scale of each adapter if a request sets none. After the load, only the event loop uses it.
+    usual: the scale of each adapter for requests that set no scale. After the load, only the event loop uses it.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:
@@ -43,7 +44,7 @@ class Adapters:
         model.weights.on_load.append(self._load)
 
     def _load(self) -> None:
-        """Load all adapters, which are freed with the model's weights. Raises ModelError."""
+        """Load all adapters. Freeing the model's weights frees them. Raises ModelError."""
         self._handles = [_load(self._model, path) for path in self.paths]
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class Adapters:
                 raise UnknownAdapter(number, len(self))
 
     def apply(self, context: llama.llama_context_p, name: str) -> None:
-        """Let a context compute with the set of this name from now on."""
+        """Let a context compute with the set of adapters that has this name, until the next call."""
         used = [entry.split(":") for entry in name.partition(OF_PROCESS)[0].split(",")] if name else []
         handles = [self._handles[int(number)] for number, _ in used]
         scales = [float(rest.partition("*")[2]) for _, rest in used]

@@ -1,4 +1,4 @@
-"""Replaces a client's texts by placeholders before rendering, then cuts the real rendering into pieces at these texts."""
+"""Finds a client's texts in a rendered conversation, by rendering it a second time with placeholders for these texts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    message: the index of the message that the piece comes from. Special tokens in it are plain text, so that no user and no
-    document can forge them. None: the piece is not from a message.
+    Special tokens work only in the template's own text, where `message` is None and `is_plain` is false. In all other pieces
+    they are plain text, so no user and no document can forge them.
+
+    message: the index of the message that the piece comes from; None if it comes from no message.
     is_plain: the piece is another text of a client (a name, a call, a tool, a variable of the template) that contains or may
-    complete a special token. So special tokens in it are plain text, too. If `message` is None and `is_plain` is false, the
-    piece is the template's own text, in which special tokens work.
+    complete a special token.
     part: the part of the message.
     """
 
@@ -45,9 +46,9 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A marked text.
+    """A text that a placeholder stands for.
 
-    message: the index of its message; None if it is no part of a message.
+    message: the index of the text's message; None if the text is neither a content nor reasoning.
     """
 
     text: str
@@ -75,8 +76,8 @@ class Marks(Unmarked):
     """Sets placeholders for the texts of one rendering.
 
     controls: the spellings of the tokens that only a template may write.
-    keeps_tags: reasoning tags in answers stay, and only the texts between them are replaced, for templates that look for the
-    tags.
+    keeps_tags: placeholders replace only the texts between the reasoning tags of an answer. The tags stay, because some
+    templates look for them.
     """
 
     def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
@@ -98,7 +99,7 @@ class Marks(Unmarked):
         return self._mark(text, message, "reasoning")
 
     def values(self, value: T) -> T:
-        """Return `value` with placeholders in place of the strings that touch special tokens.
+        """Return `value` with placeholders in place of strings that contain or may complete a special token.
 
         All other strings stay, because templates may compare them. Raises TemplateError.
         """
@@ -127,9 +128,10 @@ class Marks(Unmarked):
     # ---- after the rendering ---------------------------------------------------------------------------------------
 
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
-        """Cut `real` at the client's texts, each in the first form that fits between its surrounding texts.
+        """Cut `real` into the client's texts and the template's texts between them.
 
-        Return None if no form fits.
+        The template may show a client's text in another form. Try the forms that `_forms` yields, and take the first form
+        that is followed by the template's next text. Return None if no form fits.
 
         rendered: the template's output with placeholders.
         real: the template's output with the texts themselves.
@@ -147,7 +149,7 @@ class Marks(Unmarked):
         return _without_empty(pieces) if at == len(real) else None
 
     def fill(self, rendered: str) -> list[TextPiece]:
-        """Return the pieces of a rendering. Each placeholder is replaced by its unchanged text."""
+        """Return the pieces of a rendering, with the unchanged text in place of each placeholder."""
         first, parts = self._split(rendered)
         pieces = [TextPiece(first, None)]
         for mark, after in parts:
@@ -173,7 +175,7 @@ def _without_empty(pieces: list[TextPiece]) -> list[TextPiece]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yield the forms in which templates show a text, the least changed form first."""
+    """Yield the forms in which templates show a text. The first form is the unchanged text."""
     yield from _trims(text)
     for tag in _REASONING_ENDS:
         if tag in text:

@@ -35,12 +35,12 @@ CLOSED = llama.llama_model_p(0)
 class Weights:
     """The tensors of a model, loaded when this object is created. Safe from several threads.
 
-    may_unload: the weights are freed when the last context is closed, and are loaded again for the next context. Such
-    weights have no vocabulary of their own, since reading it a second time would be most of a small model's load.
-    head: the model's metadata and vocabulary, which always stay in memory.
+    may_unload: free the weights when the last context is closed, and load them again for the next context. A load then
+    leaves out the vocabulary, which `head` has: reading it would take most of a small model's load time.
+    head: llama.cpp's model with the metadata and the vocabulary, which always stay in memory.
     known: the files of the model and of its adapters, whose content must not change.
-    on_load: functions to call after each later load, which create again what was freed with the weights. They may raise
-    ModelError.
+    on_load: functions to call whenever the weights are loaded again. They create again what was freed with the weights, and
+    may raise ModelError.
     metadata: overrides of the file's metadata.
     """
 
@@ -85,14 +85,14 @@ class Weights:
         return self._handle
 
     def enter(self) -> None:
-        """Count one more context. Load the weights if they are unloaded. Raises ModelError."""
+        """Count a new context. Load the weights if they are unloaded. Raises ModelError."""
         with self._lock:
             if not self._handle:
                 self._load_again()
             self._num_contexts += 1
 
     def exit(self) -> None:
-        """Count one context fewer. If it was the last one and the weights may unload, free them."""
+        """Stop counting a context. If it was the last one and `may_unload` is set, free the weights."""
         with self._lock:
             self._num_contexts -= 1
             if self._may_unload and not self._num_contexts:
@@ -102,7 +102,7 @@ class Weights:
     def check(self) -> None:
         """Raise ChangedFile if a file's content has changed since the load, and ModelError if a file cannot be read.
 
-        Only files with a changed stamp are read, which may take long.
+        Reading a file may take long, so only files with a changed stamp (see `Stamp`) are read.
         """
         for files in self.known:
             files.check()
@@ -148,7 +148,7 @@ def _address(array: ctypes.Array | None) -> int | None:
 def _without_vocabulary(
     head: llama.llama_model_p, metadata: Sequence[MetadataOverride]
 ) -> list[llama.llama_model_kv_override]:
-    """Return llama.cpp's rows for loading a model's weights with the number of tokens of `head`, but without their texts."""
+    """Return metadata overrides that make llama.cpp load as many tokens as `head` has, but without their texts."""
     buffer = ctypes.create_string_buffer(128)
     llama.llama_model_meta_val_str(head, ARCHITECTURE.encode(), buffer, len(buffer))
     given = {override.key: override.text for override in metadata}
@@ -188,20 +188,20 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 
 class Model:
-    """Weights and vocabulary. Everything but loading is safe from several threads.
+    """Weights and vocabulary. Once loaded, the model is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, starting with the last layer. Ignored by a build without GPU support, and if
-    no card may compute.
+    gpu_layers: how many layers go to the GPU, starting with the last layer. This has no effect if the build does not support
+    GPUs, or if no card may compute.
     progress: called with the loaded share, 0 to 1. If it returns False, the load ends.
     vocab_only: load no weights. The model can then only tokenize.
-    repack: let the CPU use weights in another layout (AMX, interleaved rows). Prefill is then faster on some machines. But
-    kernels then round differently for different batch sizes, so reuse is not exact to the bit.
+    repack: let the CPU use weights in another layout (AMX, interleaved rows). On some machines, this makes prefill faster.
+    But kernels then round differently for different batch sizes, so reused KV is not equal bit for bit.
     may_unload: the weights may be freed and loaded again (see `Weights`). The vocabulary and the properties stay.
     split: the GPUs, and how layers are split among them.
-    overrides: the places of tensors.
+    overrides: which tensors are in another buffer than their layer, such as host memory.
     metadata: overrides of the file's metadata.
     rope_scaling: how every context scales positions.
-    is_simulated: weights and contexts take no memory. Only their memory use can be counted.
+    is_simulated: allocate no memory for weights and contexts. This serves only to find out how much memory they would use.
     with_heads: also load the multi-token heads.
     between: as in `Tokenizer`.
     """
@@ -277,8 +277,8 @@ class Model:
     def devices(self) -> list[Device]:
         """The devices that have some of the model's layers; empty if the CPU has all layers.
 
-        The devices are queried only once, at the start. A device in another process answers one thread at a time, and later
-        this must be the engine's thread.
+        The first use of this property queries the devices, and must come before the engine starts: a device in another
+        process answers one thread at a time, and then only the engine's thread may query it.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
@@ -290,7 +290,10 @@ class Model:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether devices have all layers and the output. If llama.cpp reports no layers, `gpu_layers` decides."""
+        """Whether devices have all layers and the output, and no override moves a tensor.
+
+        If llama.cpp does not report where the layers are, `gpu_layers` decides.
+        """
         is_asked = self.gpu_layers < 0 or self.gpu_layers > self.num_layers
         is_all = HOST not in self.layers if self.layers else is_asked
         return is_all and not self.overrides and self.device is not None
@@ -311,7 +314,7 @@ class Model:
 
     @property
     def num_layer_parameters(self) -> int:
-        """The number of weights that every token passes through: all weights but the embedding."""
+        """The number of weights that each token is computed with: all weights but the token embedding."""
         return max(self.num_parameters - self.num_vocab * llama.llama_model_n_embd(self.handle), 1)
 
     @property
@@ -340,7 +343,7 @@ class Model:
     def _kv_heads(self) -> list[int]:
         """The number of KV heads of each layer; 0 for a layer without attention.
 
-        Hybrid models list these numbers, or have attention in every n-th layer.
+        The file of a hybrid model lists these numbers, or says that every n-th layer has attention.
         """
         heads, listed = llama.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
         if listed.startswith("["):
@@ -350,11 +353,11 @@ class Model:
 
     @property
     def rope_depends_on_context(self) -> bool:
-        """Whether llama.cpp's rotary factors depend on the size of the pool, as for Phi 3."""
+        """Whether llama.cpp chooses the rotary factors by the size of the pool, as for Phi 3."""
         return bool(self._own(ORIGINAL))
 
     def digest(self) -> str:
-        """Return a digest of every byte of the model's files. Slow for files that were not read before.
+        """Return a digest of every byte of the model's files. This is slow if no digest of a file is stored yet.
 
         Raises ModelError if a file has changed since it was loaded.
         """
@@ -383,12 +386,12 @@ class Model:
 
     @property
     def pooling(self) -> str:
-        """The file's way to combine the vectors of a text's tokens into one vector; empty if the file does not say."""
+        """How the vectors of a text's tokens are combined into one vector; empty if the model's file does not say."""
         number = self._own("pooling_type") or "-1"
         return next((name for name, value in POOLINGS.items() if str(value) == number), "")
 
     def _trained_for(self) -> int:
-        """Return the number of tokens that the model was trained for, or more if flags scale its positions with YaRN."""
+        """Return the number of tokens that the model was trained for, or the number that flags for YaRN extend it to."""
         known = llama.llama_model_n_ctx_train(self.handle) or int(self._number("context_length"))  # 0 without the weights
         scaling = self.rope_scaling
         if not scaling.scale or not self._has_rope or (scaling.kind or self._own("rope.scaling.type")) != "yarn":
@@ -403,20 +406,23 @@ class Model:
 
     @property
     def _extrapolates(self) -> bool:
-        """Whether YaRN leaves high frequencies unscaled. llama.cpp then computes the attention factor itself."""
+        """Whether YaRN leaves high frequencies unscaled. If so, llama.cpp ignores --yarn-attn-factor."""
         of_file = self._own("rope.scaling.yarn_ext_factor")
         share = self.rope_scaling.ext_factor if self.rope_scaling.ext_factor >= 0 else float(of_file or -1)
         return share > 0 or (share < 0 and (self.rope_scaling.kind or self._own("rope.scaling.type")) == "yarn")
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The metadata values that llama.cpp takes from flags. Without the weights, llama.cpp does not read all metadata."""
+        """The metadata values that flags replace, by key: those that llama.cpp reads.
+
+        Without the weights, llama.cpp reads only some metadata. Then these are the values of all flags.
+        """
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """The flags that replace values of the model's file, as texts for digests; empty if there are none."""
+        """Texts, for digests, of the flags that replace values of the model's file; empty if there are no such flags."""
         given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
         return tuple(repr(one) for one, unset in given if one != unset)
 
@@ -430,7 +436,7 @@ class Model:
             yield f"metadata: {', '.join(str(one) for one in self.metadata_overrides if one.key in self._replaced)}"
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a line for each flag that changes nothing for this model."""
+        """Yield a message for each flag that has no effect on this model."""
         yield from self.split.without_effect()
         if self.rope_scaling != AS_TRAINED and not self._has_rope:
             yield f"--rope-... and --yarn-... have no effect: {self.path.name} has no rotary positions"
@@ -465,14 +471,15 @@ class Model:
         return 0.0
 
     def _read_metadata(self, key: str, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """Write as much of a value as fits to `buffer`, and return the value's length; -1 if the key is missing."""
+        """Write a value to `buffer`, cut to fit, and return the length of the whole value; -1 if the key is missing."""
         return llama.llama_model_meta_val_str(self.weights.head, key.encode(), buffer, len(buffer))
 
     @cached_property
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template; None if the model has none.
 
-        A file may hold the name of one of llama.cpp's templates, or mean one.
+        Instead of a template, a file may contain the name of one of llama.cpp's templates. Some files of Mistral Small
+        contain neither, and get llama.cpp's template for this model.
         """
         template = llama.llama_model_chat_template(self.handle, None)
         text = template.decode("utf-8", "replace") if template else ""
@@ -496,7 +503,7 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
-        It is created at its first use: a simulated model needs none, and a large vocabulary takes a second.
+        It is created at its first use: this takes a second for a large vocabulary, and a simulated model needs none.
         """
         return Tokenizer(self.vocab, self._between)
 
@@ -505,7 +512,7 @@ class Model:
         return self.tokenizer(text, special, begin)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of one token; none for a control token.
+        """Return the bytes of one token; empty for a control token.
 
         The bytes are cached, so a repeated call costs a dictionary look-up.
         """
@@ -537,15 +544,15 @@ class Model:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def prompt_text(self, tokens: np.ndarray) -> str:
-        """Return the text from which the tokenizer makes these tokens (int32).
+        """Return the prompt that the tokenizer turns into these tokens (int32).
 
-        Control tokens are spelled out, and spaces that the tokenizer adds are removed.
+        Control tokens are spelled out. Spaces that the tokenizer would add are left out.
         """
         texts = ((self.detokenize(run, special=True), spaced) for run, spaced in self.tokenizer.texts(tokens))
         return "".join(text.removeprefix(" ") if spaced else text for text, spaced in texts)
 
     def spells(self, tokens: np.ndarray, text: str, piece: Callable[[int], bytes] | None = None) -> bool:
-        """Return whether tokens (int32) spell exactly `text`, and each of them has at least one byte.
+        """Return whether tokens (int32) spell exactly `text`, and no token is empty.
 
         piece: returns the bytes of a token.
         """

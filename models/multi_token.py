@@ -1,13 +1,15 @@
-"""The multi-token head of a model: one more layer, which predicts the token after the next one, and is used to draft.
+"""The multi-token head of a model: an additional layer, which predicts the token after the next one. It drafts tokens.
 
-    served model   state  0    1    2 ... n-2       of the last layer, kept when its token is computed
+    served model   state  0    1    2 ... n-2
                          \\    \\    \\      \\
-    head           token  1    2    3 ... n-1       reads each token with the state of the token before it,
-                                           | n      then its own draft with its own state
+    head           token  1    2    3 ... n-1 | n
 
-Like a draft model, the head has separate KV with a sequence for each slot. States exist only for tokens that the served
-model has computed. So the head cannot read a prefix whose KV was restored from host memory or disk, or was shared by a slot
-that the head has not read. Its KV then starts after that prefix. This can make its drafts worse, but changes no answer.
+The head reads each token together with the last hidden state of the token before it. The served model computes these states,
+and they are kept until the head has read them. The head reads a drafted token (n) with its own state.
+
+Like a draft model, the head has KV of its own, with a sequence for each slot. If the served model does not compute a prefix,
+because its KV is restored or shared, the states of the prefix may be missing. Then the head's KV starts after the prefix.
+This can make drafts worse, but changes no answer.
 """
 
 from __future__ import annotations
@@ -47,21 +49,21 @@ def why_unused(model: Model) -> str:
     if architecture not in ARCHITECTURES:
         return f"those of {architecture} were never tried here, but of {', '.join(ARCHITECTURES)}"
     if not any(_names(file, f"blk.{model.num_layers}.nextn.eh_proj.weight".encode()) for file in files_of(model.path)):
-        return "its file tells of one, but was written without it"
+        return "its file's metadata names one, but the file lacks its tensors"
     return ""
 
 
 def _names(path: Path, tensor: bytes) -> bool:
-    """Return whether a file has a tensor. llama.cpp does not report this, and ends the process if a head lacks a tensor."""
+    """Return whether a file has a tensor. llama.cpp cannot be asked: it ends the process if a head lacks a tensor."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(tensor, 0, LONGEST_HEADER) >= 0
 
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The last hidden states of a request's tokens at positions [start, stop).
+    """The served model's last hidden states of a request's tokens at positions [start, stop).
 
-    pieces: adjacent pieces of tokens (int32), each with its states, (tokens, width), float32.
+    pieces: consecutive pieces of the tokens (int32), each with its states, (tokens, width), float32.
     """
 
     start: int
@@ -73,9 +75,9 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Add computed tokens from position `start` on. They replace tokens that were not accepted.
+        """Add computed tokens at position `start`. Drop the trail's tokens from there on: they were not accepted.
 
-        After a gap, the trail starts anew.
+        If there is a gap between the trail and `start`, the trail drops all its earlier tokens.
         """
         if self.start <= start <= self.stop:
             self.cut(start)
@@ -112,7 +114,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """If another request had the same tokens and the two trails connect, prepend its states and return True."""
+        """If another trail has the same tokens and reaches up to this trail, prepend its states. Return whether it does."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -126,7 +128,7 @@ class Trail:
 
 
 class MultiTokenHead(DraftModel):
-    """A `Drafter` that reads the served model's states.
+    """A `Drafter` that uses the served model's last hidden states.
 
     served: the runner that computes these states.
     """
@@ -150,7 +152,8 @@ class MultiTokenHead(DraftModel):
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
         """See `Drafter`.
 
-        The KV of drafted tokens comes from predicted states. It is computed again once the served model's states are known.
+        The KV of drafted tokens comes from the head's own states, so it is freed after the draft. The head reads accepted
+        tokens again with the served model's states.
         """
         drafts = super().draft(jobs, lengths, goes_on)
         for job in jobs:
@@ -167,7 +170,10 @@ class MultiTokenHead(DraftModel):
     # ---- states ----------------------------------------------------------------------------------------------------
 
     def _note(self, spans: tuple[Span, ...]) -> None:
-        """Keep the states that the served model has just computed, for the latest requests and within `MOST_BYTES`."""
+        """Keep the states that the served model has just computed.
+
+        Only the latest requests keep states, with at most `MOST_BYTES` in total.
+        """
         if self.is_off:
             return
         states, at = self._served.states(sum([len(span.tokens) for span in spans])), 0
@@ -181,7 +187,7 @@ class MultiTokenHead(DraftModel):
         self._shorten(sum([trail.num_bytes for trail in self._trails.values()]) - MOST_BYTES)
 
     def _shorten(self, excess: int) -> None:
-        """Drop this many bytes of states, the longest trails first: a long prompt must not displace other states."""
+        """Drop `excess` bytes of states, the longest trails first, so that a long prompt displaces no other states."""
         while excess > 0:
             longest = max(self._trails.values(), key=lambda trail: trail.num_bytes * (len(trail.pieces) > 1))
             before = longest.num_bytes
@@ -235,9 +241,10 @@ class MultiTokenHead(DraftModel):
         return sampled
 
     def _states_for(self, span: Span) -> np.ndarray:
-        """Return the states that the head reads with the tokens of a span: its own for its draft, else the model's.
+        """Return the states that the head reads with the tokens of a span.
 
-        Zeros stand for the state before the first known one, as in llama.cpp.
+        For a drafted token, this is the head's own state. For other tokens, it is the served model's state of the token
+        before. If this state is unknown, it is zeros, as in llama.cpp.
         """
         trail = self._trails[self._kept[span.sequence].request]
         if span.start > trail.stop:
@@ -267,6 +274,6 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
 
 
 def _share(model: Model) -> float:
-    """Return the head's share of the weights that a step of the model reads: one layer and the output."""
+    """Return the number of weights that a step of the head reads (a layer and the output) as a share of the model's."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

@@ -1,4 +1,4 @@
-"""What flags replace in a model file: the places of tensors, metadata, the scale of rotary positions."""
+"""Flags that override a model's file: the buffers of tensors, values of the metadata, the scaling of positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .hardware import HOST, buffer_types
 # ---- Tensors in another place than their layer: the experts of a mixture, for which many cards lack memory. -------------
 
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_(ch)?exps"
-"""A pattern for the names of expert tensors, after the name of their block."""
+"""A pattern for what follows the block's name in the names of expert tensors."""
 
 MOST_LAYERS = 512  # llama.cpp's limit for any model
 
@@ -28,10 +28,10 @@ class OverrideRow(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The place of some tensors.
+    """The buffer type of some tensors.
 
     pattern: a regular expression for the names of the tensors.
-    buffer: ggml's name for a kind of memory.
+    buffer: ggml's name of the buffer type.
     """
 
     pattern: str
@@ -96,7 +96,7 @@ class MetadataOverride:
         return f"{self.value:.6f}" if isinstance(self.value, float) else str(self.value)
 
     def row(self) -> llama.llama_model_kv_override:
-        """Return llama.cpp's row."""
+        """Return the override as llama.cpp's row."""
         given = self.value.encode() if isinstance(self.value, str) else self.value
         value = llama.llama_model_kv_override_value(**{FIELDS[self.type]: given})
         return llama.llama_model_kv_override(KINDS[self.type], self.key.encode(), value)
@@ -147,7 +147,7 @@ def metadata_rows(
 
     The array must live as long as a model may be loaded with it.
 
-    first: rows to put first, because llama.cpp uses the first of two rows with the same key.
+    first: rows to put before the rows of `overrides`. If two rows have the same key, llama.cpp uses the first one.
     """
     rows = [*first, *(override.row() for override in overrides)]
     return (
@@ -164,8 +164,8 @@ class RopeScaling:
 
     kind: none, linear or yarn.
     base: the base of the frequencies.
-    scale: the factor of the frequencies: 0.25 for a context four times as long.
-    original: the tokens for which the model was trained before YaRN.
+    scale: the factor of the frequencies, such as 0.25 to make the context four times as long.
+    original: the number of tokens that the model was trained for before YaRN extended its context.
     ext_factor, attn_factor, beta_fast, beta_slow: parameters of YaRN.
     """
 
@@ -189,7 +189,7 @@ class RopeScaling:
         return ", ".join(f"{name} {value}" for name, value in self._given())
 
     def _given(self) -> Iterator[tuple[str, object]]:
-        """Yield the name in words and the value of each given field."""
+        """Yield each field that has a value: its name in words, and the value."""
         unset = RopeScaling()
         for field, name in ROPE_WORDS.items():
             if (value := getattr(self, field)) != getattr(unset, field):

@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in `values` that belong to one of `tokens` (sorted), and each place's index in `tokens`."""
+        """Find which of `tokens` (sorted) are in `values`. Return their indices in `values`, and those in `tokens`."""
         ...
 
 
@@ -47,7 +47,7 @@ class RecentTokens:
 
 
 class Penalties:
-    """llama-server's `penalties`: lowers the logits of the last `repeat_window` tokens."""
+    """llama-server's `penalties`: lowers the logits of tokens that are among the last `repeat_window` tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._history = RecentTokens(sampling.repeat_window)
@@ -70,9 +70,9 @@ class Penalties:
 
 
 class Dry:
-    """llama-server's `dry` (don't repeat yourself): lowers the logits of tokens that continue a repeated sequence.
+    """llama-server's `dry` (don't repeat yourself): lowers the logits of tokens that would continue a repetition.
 
-    A sequence ends at a breaker.
+    A repeated sequence cannot contain a breaker (see `Breakers`).
 
     piece: returns the bytes of a token.
     """
@@ -114,9 +114,9 @@ class Dry:
 
 
 class Breakers:
-    """Finds the texts that end a repeated sequence.
+    """Finds breakers: texts that cut off repeated sequences, such as line ends.
 
-    since: the number of tokens after the last such text.
+    since: the number of tokens after the last breaker.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -145,7 +145,10 @@ class Breakers:
 
 
 def repeated(tokens: np.ndarray) -> np.ndarray:
-    """Return, for each token but the last, how many tokens up to it equal the newest tokens. Shape: (tokens - 1,)."""
+    """Return, for each token but the last, the length of the longest sequence that ends there and also ends `tokens`.
+
+    Shape: (tokens - 1,).
+    """
     lengths = np.zeros(max(len(tokens) - 1, 0), np.int32)
     places, last = np.arange(len(lengths)), len(tokens) - 1
     for length in range(len(lengths)):
@@ -158,7 +161,10 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 
 
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return `repeated(tokens)` from its result before the last token was added. The oldest token may be gone."""
+    """Return `repeated(tokens)`, computed from its earlier result.
+
+    lengths: the result before the last token was added. `tokens` may lack the oldest token of that time.
+    """
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0
     return np.minimum(longer, np.arange(1, len(longer) + 1, dtype=np.int32))

@@ -1,8 +1,8 @@
 """Measures, at a model's first start, whether a CPU computes it faster with its weights in another layout.
 
-The result depends on the CPU, on llama.cpp's kernels for the CPU, and on the quantization: on an EPYC, Q4_0 takes 0.7 of the
-time and Q4_K 1.3. The measurement runs in a separate process, because some machines report AMX but forbid its use, which
-ends the process.
+The result depends on the CPU, on llama.cpp's kernels for the CPU, and on the quantization. On an EPYC, repacked Q4_0 weights
+take 0.7 times as long as plain weights, and repacked Q4_K weights 1.3 times as long. The measurement runs in a separate
+process, because some machines report AMX but forbid its use, which ends the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes less time with repacked weights. The times are stored for later starts.
+    """Return whether a turn takes clearly less time with repacked weights. The times are stored for later starts.
 
     goes_on: called ten times a second. Once it returns False, the result is False, and no times are stored.
 
@@ -73,10 +73,10 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 
 
 def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
-    """Return whether to repack weights: as at the first start with this folder of KV, else as `choose` decides now.
+    """Return whether to repack weights. The first start with this folder of KV calls `choose`, and stores the choice.
 
-    The choice is stored, because KV of one layout cannot be used with the other layout, and a change of free memory could
-    change the choice.
+    Later starts use the stored choice, because KV of one layout cannot be used with the other layout, and `choose` could
+    decide otherwise if free memory has changed. If memory is too small for repacked weights, they stay plain anyway.
 
     choose: returns the choice, or None for no choice, which is not stored.
 
@@ -97,7 +97,8 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
 def main(path: str, threads: str) -> None:
     """Print the seconds of a turn with plain and with repacked weights.
 
-    Both models are loaded, and timed alternately, because the speed of a machine changes by more than the layouts differ.
+    Both models are loaded and then timed alternately, because the speed of the machine may change by more than the
+    difference between the layouts.
     """
     latest = monotonic() + ENOUGH
     runners = [_runner(Path(path), int(threads), repack) for repack in (False, True)]
@@ -108,7 +109,7 @@ def main(path: str, threads: str) -> None:
 
 
 def _measure(path: Path, threads: int, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the seconds of a turn with plain and with repacked weights; one number alone if repacked ones cannot be used.
+    """Return the seconds of a turn with plain and with repacked weights; only one number if they could not be timed.
 
     Raises OSError if no process can be started.
     """
@@ -155,7 +156,7 @@ def _read(kept: Path) -> list[float] | None:
 
 
 def _name(path: Path, threads: int) -> str:
-    """Return a name that depends on everything on which the times depend."""
+    """Return a file name that changes with everything that the times depend on."""
     system = llama.llama_print_system_info().decode("utf-8", "replace")
     parts = ([*map(stamp, files_of(path))], platform.machine(), cpu_name(), llama.LIBRARY.version, system, threads, ROUNDS)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

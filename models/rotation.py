@@ -2,9 +2,9 @@
 
 Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do not
 change values. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured
-in the model itself, with one token at positions 0, 1, 2, 4, 8, ... Each key determines the angles twice as exactly as the
-key before. The measurement covers everything that affects the angles: base, scale, factors in a tensor, YaRN, and layers
-with other angles or with none.
+in the model itself, from the keys of one token at positions 0, 1, 2, 4, 8, ... The key at each further position determines
+the angles twice as exactly. So the angles include everything that affects them: base, scale, factors in a tensor, and YaRN.
+Layers may have different angles, or no rotation.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Rope:
 
     head: the size of a head, in numbers.
     turned: how many numbers of a head are rotated, starting with the first.
-    neighbours: each pair is a number and the next one. Otherwise a number of the first half of the rotated numbers is paired
-    with a number of the second half.
+    neighbours: adjacent numbers are a pair. Otherwise, each number in the first half of the rotated numbers is paired with
+    the number at the same place in the second half.
     """
 
     head: int
@@ -69,7 +69,7 @@ class Rotation:
     angles: np.ndarray
 
     def moved(self, run: np.ndarray, distance: int) -> np.ndarray:
-        """Return a run (uint8) at positions higher by `distance`. This rounds the keys once, so move only unmoved runs."""
+        """Return a run (uint8) moved up by `distance` positions. Each move rounds the keys, so do not move a run twice."""
         run = run.copy()
         positions = self.positions(run)
         positions += np.int32(distance)
@@ -95,7 +95,7 @@ class Rotation:
 
 
 def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
-    """Return why runs of this layout cannot be moved; empty if there is no known reason."""
+    """Return why runs of this layout cannot be moved; empty if no reason is known."""
     if layout is None or not layout.attention or layout.recurrent is not None:
         return "its KV cannot be cut by positions"
     if layout.attention[1:]:
@@ -113,9 +113,9 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
 
 
 def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
-    """Return the rotation.
+    """Measure the rotation.
 
-    runs: by position 0, 1, 2, 4, ..., the run of one token, computed without any other token.
+    runs: the runs of one token that was computed alone at each of the positions 0, 1, 2, 4, ..., by position.
     """
     num_layers = len(attention.blocks) // 2
     angles = np.zeros((num_layers, rope.turned // 2))
@@ -175,7 +175,7 @@ def find_rotation(model: Model, layout: StateLayout | None, num_cells: int, comp
     A token that sees no other token has the same values at all positions, and its keys differ only by the rotation. The
     angles are measured with one token, and checked with another token at positions in between.
 
-    num_cells: a bound that no position reaches.
+    num_cells: the number of cells in the pool; all positions are below it.
     """
     rope = Rope.of(model)
     if reason := why_unmovable(layout, rope):

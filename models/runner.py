@@ -27,11 +27,11 @@ from .sampling import Sampler
 
 
 class Interrupt:
-    """Aborts batches: while the interrupt is armed, a call of `set` aborts the current batch.
+    """Aborts the batches that run while the interrupt is armed, once `set` is called.
 
-    llama.cpp calls a callback between any two operations of its graph. A Python callback would wait for Python's global lock
-    a thousand times per batch. So the callback is the C library's `strlen`, called with a string whose first byte is zero
-    until `set`.
+    Between any two operations of its graph, llama.cpp calls a callback, which returns whether to abort. A Python callback
+    would wait for Python's global lock a thousand times per batch. So the callback is the C library's `strlen`. It gets a
+    string that is empty until `set` is called.
     """
 
     def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
@@ -40,7 +40,7 @@ class Interrupt:
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def on(self, context: Context) -> Interrupt:
-        """Return an interrupt for the batches of another context. One call of `set` aborts the batches of both contexts."""
+        """Return an interrupt for another context. A call of `set` on either one aborts the batches of both contexts."""
         return Interrupt(context, self._flag)
 
     def set(self) -> None:
@@ -51,7 +51,7 @@ class Interrupt:
         self._flag[0] = b"\0"
 
     def arm(self) -> None:
-        """Let `set` abort the batches from now on."""
+        """Let `set` abort batches, until `disarm` is called."""
         self._install(self._callback, ctypes.c_void_p(ctypes.addressof(self._flag)))
 
     def disarm(self) -> None:
@@ -71,14 +71,15 @@ NOTHING = np.empty(0, np.uint8)
 class States:
     """Copies runs and recurrent states. A run is the KV of one node of the prefix tree: a range of positions.
 
-    llama.cpp can only save whole sequences. So a run is first copied to the scratch sequence, and this sequence is saved.
+    llama.cpp can save only whole sequences. So a run is first copied to the scratch sequence, and then this sequence is
+    saved.
 
     In a hybrid model, a run is the KV of the attention layers, and a snapshot is the recurrent state alone. If the layout of
-    states is unknown, as when a model has both a sliding window and recurrent layers, a snapshot is the whole state, and
-    runs are empty.
+    the states is unknown, a snapshot is the whole state, and runs are empty. An example is a model that has both a sliding
+    window and recurrent layers.
 
-    llama.cpp does not save the cells that a sequence's sliding window has passed. But it saves every cell of a piece that is
-    no longer than the window. So a run is saved in such pieces, which are joined afterwards.
+    With a sliding window, llama.cpp does not save the cells that the window has passed. But if a sequence is no longer than
+    the window, all its cells are saved. So a run is saved in pieces of at most this length, which are then joined.
     """
 
     def __init__(self, context: Context) -> None:
@@ -91,7 +92,7 @@ class States:
         self.rotation: Rotation | str = "its KV cannot be copied by positions"  # or why runs cannot be moved
 
     def learn(self, run: HostCopy) -> bool:
-        """Learn the layout of runs from a run at position 0. Return whether parts can be cut out of runs."""
+        """Learn the layout of runs from a run that starts at position 0. Return whether the layout is a known one."""
         self._layout = layout_of(run.data, len(run), num_parts=self._num_parts) if run.data is not None else None
         return self._layout is not None
 
@@ -100,9 +101,11 @@ class States:
         self.rotation = find_rotation(self._context.model, self._layout, self._context.num_cells, compute)
 
     def learn_recurrent(self, sequence: int, num_tokens: int) -> CopySizes | None:
-        """Learn the layout of a model with recurrent layers. Return the sizes of its states; None if the layout is unknown.
+        """Learn the layout of the states of a model with recurrent layers. Return their sizes.
 
-        sequence: a sequence with `num_tokens` tokens. The scratch sequence must be empty.
+        Return None if the layout is unknown.
+
+        sequence: a sequence that has `num_tokens` tokens. The scratch sequence must be empty.
         """
         self._has_runs, self._stateless = True, self._copy(self._context.scratch, RECURRENT)
         run, state = HostCopy(0, num_tokens), HostCopy(0, num_tokens)
@@ -120,11 +123,11 @@ class States:
         return llama.llama_state_seq_get_size(self._context.handle, sequence)
 
     def accepts(self, run: np.ndarray, start: int, stop: int) -> bool:
-        """Return whether a run from a file has this context's layout, to the last byte, and the positions [start, stop)."""
+        """Return whether a run from a file has exactly this context's layout and the positions [start, stop)."""
         return self._layout is not None and self._layout.fits(run, start, stop)
 
     def accepts_recurrent(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether a recurrent state from a file has, to the last byte, this context's layout after so many tokens."""
+        """Return whether a recurrent state from a file has exactly this context's layout, after `num_tokens` tokens."""
         return self._layout is not None and self._layout.fits_recurrent(state, num_tokens)
 
     def cut(self, run: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -134,7 +137,7 @@ class States:
         return join([run], start, stop, num_parts=self._num_parts) if len(run) else run
 
     def save(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the run at the copy's positions. If a position has no cell, raises RunnerError and saves nothing."""
+        """Save a sequence's KV at the copy's positions. If a position has no cell, raise RunnerError and save nothing."""
         if not self._has_runs:
             copy.data = NOTHING
             return
@@ -167,7 +170,7 @@ class States:
         return data
 
     def restore(self, restore: Restore) -> None:
-        """Give a sequence the cells of a run, or of a part of a run, moved by the distance in `restore`.
+        """Restore a run, or a part of a run, to a sequence. The KV moves up by `restore.distance` positions.
 
         The sequence loses its recurrent state.
         """
@@ -192,7 +195,7 @@ class States:
         self._put_back(copy, data_of(copy), sequence, RECURRENT if self._has_runs else WHOLE)
 
     def _put_back(self, copy: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
-        """Give a sequence the data of a copy. If that fails, the copy loses its data, so that no later step fails on it."""
+        """Load the data of a copy into a sequence. If this fails, drop the data, so that no later step uses it again."""
         try:
             self._set(data, sequence, flags)
         except RunnerError:
@@ -242,13 +245,13 @@ class Runner:
         self._beside = ThreadPoolExecutor(1, "masks")  # works while llama.cpp computes
 
     def run(self, plan: Plan, samplers: Mapping[int, Sampler] = NO_SAMPLERS) -> list[int]:
-        """Apply the operations, compute the spans, and return one sampled token for each span that asks for logits.
+        """Apply the plan's operations, compute its spans, and return one sampled token for each span with `logits`.
 
-        samplers: the sampler of each request with such a span, by request id. If several tokens of a draft are accepted, the
-        sampler keeps those after the first (`take_further`).
+        samplers: the samplers of these spans' requests, by request id. If several tokens of a draft are accepted, only the
+        first one is returned. `Sampler.take_further` returns the others.
 
-        Raises NoRoom, Interrupted and RunnerError. After NoRoom and Interrupted, all operations are done and no span is
-        computed.
+        Raises NoRoom, Interrupted and RunnerError. If it raises NoRoom or Interrupted, all operations are done and no span
+        is computed.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -282,7 +285,7 @@ class Runner:
         return self._sample(plan.spans, samplers)
 
     def _apply_adapters(self, name: str) -> None:
-        """Compute with this set of adapters from now on."""
+        """Compute with the set of adapters that has this name, until the next call."""
         if name != self._applied:
             assert self._adapters is not None, "a request with adapters that are not there"
             self._adapters.apply(self.context.handle, name)
@@ -298,7 +301,10 @@ class Runner:
             self.interrupt.disarm()
 
     def _pad(self, plan: Plan) -> bool:
-        """Fill up a small batch with meaningless tokens to a tile of the attention kernel, if that is faster."""
+        """Add meaningless tokens to a small batch, up to a tile of the attention kernel, if the batch is then faster.
+
+        Return whether tokens were added.
+        """
         size, tile, costs = plan.num_tokens, self.context.costs.tile, self.context.costs
         seen = sum(span.stop * len(span.tokens) for span in plan.spans)
         together = min(sum(span.stop for span in plan.spans), self.context.num_cells - plan.num_spare)
@@ -310,13 +316,16 @@ class Runner:
         return True
 
     def unload(self) -> None:
-        """Free the device's memory until `Context.open`, and end this thread's workers. All KV on the device is lost."""
+        """Free the device's memory, and end this thread's OpenMP workers. All KV on the device is lost.
+
+        `Context.open` allocates the memory again.
+        """
         self.context.unload()
         llama.release_workers()
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:
-        """Compute a few tokens, so that the first request need not allocate. Return whether KV can move to host memory."""
+        """Compute a few tokens, to allocate memory before the first request. Return whether KV can move to host memory."""
         copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         can_move = self.context.model.can_trim
@@ -346,7 +355,8 @@ class Runner:
     def _states_come_back(self) -> bool:
         """Return whether a sequence with a restored run and state continues as the original sequence does.
 
-        llama.cpp promises neither the content of a partial state nor that another sequence can load it. Snapshots need both.
+        Snapshots need two things that llama.cpp does not promise: that a partial state is complete, and that a sequence
+        other than the saved one can load it.
         """
         text = np.arange(1, WARM_UP + 2, dtype=np.int32) * (self.context.model.num_vocab // (WARM_UP + 2))
         run, state = HostCopy(0, WARM_UP), HostCopy(0, WARM_UP)
@@ -367,9 +377,10 @@ class Runner:
         return bool(is_near and np.array_equal(data_of(after), data_of(before)))
 
     def goes_back(self) -> bool:
-        """Return whether a sequence whose end was cut off continues like a sequence that never had this end.
+        """Return whether a sequence continues correctly after its last tokens were cut off.
 
-        llama.cpp promises this for more models with recurrent layers than were tested here.
+        It must continue like a sequence that never had these tokens. llama.cpp promises this for all its models with
+        recurrent layers that support a rollback, but not all of them were tested here.
         """
         num_tokens = 1 + int(self.context.rollback)
         text = np.arange(1, num_tokens + 1, dtype=np.int32) * (self.context.model.num_vocab // (num_tokens + 1))
@@ -386,7 +397,7 @@ class Runner:
         return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
-        """Return the logits after the last token of a text. The sequence has all tokens before the last one."""
+        """Return the logits after the last token of a text. The sequence must have all tokens before this token."""
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 
@@ -408,7 +419,7 @@ class Runner:
             raise RunnerError(f"llama_decode returned {result} for {num_tokens} tokens of no meaning")
 
     def _compute_alone(self, token: int, positions: Sequence[int]) -> list[np.ndarray]:
-        """Return the runs (uint8) of one token at several positions, each in a separate sequence, a few at a time."""
+        """Return the run (uint8) of a token at each of several positions. In each run, the token sees no other token."""
         runs: list[np.ndarray] = []
         size = min(WARM_UP, self.context.scratch)
         for first in range(0, len(positions), size):
@@ -451,7 +462,7 @@ class Runner:
                 llama.llama_memory_clear(memory, False)
 
     def _guard(self, sequence: int, start: int, stop: int) -> None:
-        """If the model has a sliding window, also give these cells to the sequence's twin: see `Context`."""
+        """With a sliding window, share the cells at these positions with the sequence's twin: see `Context`."""
         if self.context.twin:
             llama.llama_memory_seq_cp(self.context.memory, sequence, sequence + self.context.twin, start, stop)
 
@@ -492,7 +503,7 @@ class Batch:
     """A llama_batch over numpy arrays, so that numpy can fill it.
 
     size: the largest number of tokens.
-    width: the numbers in a hidden state, which a multi-token head reads with each token; 0 without such a head.
+    width: how many numbers a hidden state has. A multi-token head reads a state with each token; for other models, 0.
     """
 
     def __init__(self, size: int, width: int = 0) -> None:

@@ -29,15 +29,15 @@ class LogitsRow:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of `tokens` in `values`, and each place's index in `tokens`: all tokens, in order."""
+        """See `Logits`. All of `tokens` are in `values`, and the index there is the token's id."""
         return tokens, np.arange(len(tokens))
 
 
 class TokenList:
     """A list of tokens that samplers shorten, sort and choose from.
 
-    row: the logits of the vocabulary, (tokens,). Tokens at minus infinity are left out of the list.
-    sort: sort the list, best token first, for a sampler that sorts. llama.cpp would take several times as long.
+    row: the logits of the vocabulary, (tokens,). The list leaves out tokens whose logit is minus infinity.
+    sort: sort the list, best token first, before a sampler does so. llama.cpp would take several times as long.
     """
 
     def __init__(self, row: np.ndarray, sort: bool = False) -> None:
@@ -54,7 +54,7 @@ class TokenList:
 
     @property
     def left(self) -> np.ndarray:
-        """The tokens that are still in the list: id, logit, p. Samplers may also drop tokens at the start of the list."""
+        """The tokens that samplers have left in the list: id, logit, p. Samplers may drop tokens at both ends."""
         address = ctypes.cast(self._struct.data, ctypes.c_void_p).value or self._start
         first = (address - self._start) // KIND.itemsize
         return self._data[first : first + self._struct.size]
@@ -64,7 +64,7 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places in the list that have one of `tokens` (sorted), and each place's index in `tokens`."""
+        """Find which of `tokens` (sorted) are in the list. Return their indices in the list, and those in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
@@ -157,7 +157,7 @@ LEAST = -9999.0  # OpenAI's value for the logarithm of 0, which JSON cannot repr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logprobs:
-    """Natural logarithms of probabilities at one place.
+    """The logprobs of one token and of the most probable tokens in its place, as natural logarithms.
 
     top_tokens, top_logprobs: the most probable tokens (int32) and their logprobs (float32), best first.
     """
@@ -202,7 +202,7 @@ class Logprobs:
 
     @classmethod
     def certain(cls, token: int) -> Logprobs:
-        """Return the logprobs of a token that has no alternative."""
+        """Return the logprobs of a token that was chosen without an alternative: its probability is 1."""
         return cls(token, 0.0, np.array([token], np.int32), np.zeros(1, np.float32))
 
 
@@ -211,7 +211,7 @@ REPETITION: dict[str, Callable[[Model, Sampling], Repetition | None]] = {
     "penalties": lambda model, sampling: Penalties(sampling) if sampling.repeat_window else None,
     "dry": lambda model, sampling: Dry(sampling, _spelling(model)) if sampling.dry_window else None,
 }
-"""The samplers that this package computes. llama.cpp's versions go over the whole vocabulary, per token or when created."""
+"""The samplers that this package computes. llama.cpp's go over the whole vocabulary, for each token or at their creation."""
 
 ALONG = 0.05  # seconds that choosing along a draft may take, while other streams wait
 
@@ -288,8 +288,8 @@ class Sampler:
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
         """Return the next token. Also choose the tokens after it, as long as the choices equal the draft.
 
-        `take_further` returns the further tokens. The method stops before forced tokens, which need no choice, and when
-        choosing has taken `ALONG` seconds.
+        `take_further` returns the tokens after the first one. Choosing stops before a forced token, which needs no logits,
+        and after `ALONG` seconds.
 
         draft: (tokens,), int32.
         rows: the logits before the draft and after each of its tokens: the batch rows from `index` on.
@@ -317,7 +317,7 @@ class Sampler:
 
         rows: the model's logits before each of these tokens.
         """
-        assert self._most is not None, "a request that tells its prompt and no logprobs"
+        assert self._most is not None, "a request with prompt logprobs must set n_probs"
         self._prompt = [Logprobs.of_model(row, token, self._most) for row, token in zip(rows, tokens.tolist(), strict=True)]
 
     def take_scored(self) -> list[Logprobs]:
@@ -326,7 +326,7 @@ class Sampler:
         return taken
 
     def take_further(self) -> list[tuple[int, Logprobs | None]]:
-        """Return the tokens that were chosen after the last one in the same step, each with its logprobs."""
+        """Return the tokens that `choose_along` chose after the token that it returned, each with its logprobs."""
         if not self._further:
             return self._further
         further, self._further = self._further, []
@@ -368,18 +368,18 @@ class Sampler:
         return self._end
 
     def take_logprobs(self) -> Logprobs | None:
-        """Return the logprobs of the token chosen since the last call, if the request asks for logprobs."""
+        """Return the logprobs of the last chosen token and forget them; None if the request asks for no logprobs."""
         logprobs, self._logprobs = self._logprobs, None
         return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Start an answer. The prompt's last tokens (int32) count as used, as in llama-server."""
+        """Start an answer. Penalties also count the last tokens (int32) of the prompt, as in llama-server."""
         self._count(prompt)
         if self._grammar is not None:
             self.constraint = self._grammar.start(fast_forward=self._most is None)
 
     def take_forced(self) -> list[int]:
-        """Return the forced tokens after the last one, and count them as chosen."""
+        """Return the forced tokens that follow the last chosen token, and count them as chosen."""
         forced: list[int] = []
         while more := self._next_forced():
             forced += more
@@ -389,7 +389,10 @@ class Sampler:
         return forced
 
     def _next_forced(self) -> list[int]:
-        """Return the tokens that the grammar forces, else the tokens that end reasoning. More forced tokens may follow."""
+        """Return the tokens that the grammar forces; if there are none, the tokens that must end reasoning now.
+
+        More forced tokens may follow, so call this until it returns none.
+        """
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)
         if not forced and self._clock is not None and self._clock.is_over:
@@ -399,7 +402,7 @@ class Sampler:
 
     @property
     def error(self) -> str:
-        """Why the grammar allowed no token, so that the last token is meaningless; empty if it allowed one."""
+        """Why the grammar allowed no token; empty if it allowed one. After an error, the last token is meaningless."""
         return "" if self.constraint is None else self.constraint.error
 
     def _count(self, tokens: np.ndarray) -> None:
@@ -420,12 +423,12 @@ class Sampler:
 
 
 def _spelling(model: Model) -> Callable[[int], bytes]:
-    """Return a function from a token, also a control token, to its bytes."""
+    """Return a function that returns the bytes of a token, also of a control token."""
     return lambda token: model.piece(token) or model.text_of(token).encode()
 
 
 def _biases(sampling: Sampling) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the tokens whose logits change, and by how much; None if there are none."""
+    """Return the tokens with a logit bias, and the biases; None if there are none."""
     biases = sampling.logit_bias | dict.fromkeys(sampling.banned, -np.inf)
     if not biases:
         return None

@@ -1,4 +1,4 @@
-"""Sampling parameters, frozen: each number with its bounds. Also the parameters that a model file recommends."""
+"""The sampling parameters of a request, with the bounds of each number, and the parameters that a file recommends."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def number(
 ) -> T:
     """Declare a parameter.
 
-    flags: the flags of the parameter. If there are none, one flag is made from the field's name.
-    least: the lower bound; 0 by default for an int.
+    flags: the flags of the parameter. By default, the field's name becomes its only flag.
+    least: the lower bound. By default, this is 0 for an int, and there is none for a float.
     """
     if least is None:
         least = 0 if isinstance(default, int) else -FLOAT
@@ -129,14 +129,14 @@ class Sampling(Numbers):
     reasoning: ReasoningLimit | None = None  # how long the answer's reasoning may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return the parameters with some changed. A number outside its range becomes the nearest number in it."""
+        """Return a copy with these values. A number outside its range becomes the nearest number in the range."""
         taken = dict(values)
         for name in values.keys() & NUMBERS.keys():
             taken[name] = NUMBERS[name].nearest(values[name])
         return replace(self, **taken)
 
     def varied(self, choice: int) -> Self:
-        """Return the parameters for one of several answers to a prompt. With the same seed, all answers would be equal."""
+        """Return the parameters for one of several answers. Each gets another seed, so that the answers differ."""
         return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
 
     def seeded(self) -> Self:
@@ -156,7 +156,7 @@ class Sampling(Numbers):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the token with the best logit, after penalties and biases, is always chosen."""
+        """Whether sampling always chooses the token with the best logit. Penalties and biases change logits before this."""
         if self.temperature > 0 or self.dynatemp_range > 0 or "temperature" not in self.samplers:
             return False
         may_drop = {
@@ -223,10 +223,10 @@ OF_FILES = (
 
 
 def recommended(metadata: Callable[[str], str | None]) -> dict[str, Any]:
-    """Return the parameters that a file recommends, including `samplers`.
+    """Return the parameters that a model's file recommends, including `samplers`.
 
-    Numbers are returned as in the file, even outside their range: see `Sampling.changed`. Values that llama.cpp does not
-    know are ignored with a warning.
+    Numbers are returned as in the file, even if they are outside their range: `Sampling.changed` corrects them. Values that
+    are not numbers, and unknown samplers, are left out with a warning.
 
     metadata: returns a value of the file as text; None if the file has none.
     """

@@ -1,8 +1,8 @@
 """Learns, by rendering, which shapes of histories a chat template accepts, and rewrites histories for it.
 
 Programs send histories that many templates refuse, or from which templates silently omit a text. A history in a shape that
-the template shows stays as it is. Any other history is rewritten. The place of a text depends only on the messages before
-it, so the prompt of a history continues the prompt of the previous turn.
+the template shows stays as it is. Any other history is rewritten. Where a text is put depends only on the messages before
+it. So each turn's prompt starts with the prompt of the previous turn.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hashlib import sha256
 from .template_messages import Message, Run, TemplateMessage
 
 Neighbours = tuple[str, str]
-"""Two adjacent places of a history, the earlier one first. Each is a role, or one of the words below.
+"""Two neighbouring places of a history, the earlier one first. A place is a role or one of these words.
 
-`front`: system messages at the start. `calls`: an answer with calls that follows another answer. `call`: a call without a
-result so far. `orphan`: a result without such a call. The first place is empty at the start of a history, and the second
-place is empty at the end."""
+`front`: the system messages at the start. `calls`: an answer with calls that follows another answer. `call`: a call that has
+no result yet. `orphan`: a result for which no call waits. An empty first place is the start of the history. An empty second
+place is its end."""
 
 PARAGRAPH, LINE = "\n\n", "\n"
 _SYSTEM = "[System: ", "]"
@@ -34,7 +34,7 @@ _ID = re.compile("[0-9A-Za-z]{9}")
 class Shapes:
     """The shapes of histories that a template accepts.
 
-    refused: pairs of neighbouring messages that the template does not accept.
+    refused: the pairs of neighbouring messages that have to be rewritten for the template.
     shows_calls: the template shows tool calls.
     shows_both: the template shows the content of an answer that also has calls.
     takes_ids: the template accepts call ids of any form.
@@ -49,7 +49,7 @@ class Shapes:
         return (before, role) not in self.refused
 
     def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a history, rewritten if necessary to a shape that the template accepts."""
+        """Return a history in a shape that the template accepts. If its own shape is accepted, return it unchanged."""
         if not self.takes_ids:
             said = list(map(_with_short_ids, said))
         if not self.refused:
@@ -81,7 +81,7 @@ class _Call:
 
 
 class _Waiting:
-    """Waiting calls, in order."""
+    """Tool calls that wait for a result or for an answer of their own, in order."""
 
     def __init__(self, calls: Sequence[_Call] = ()) -> None:
         self._calls: list[_Call | None] = list(calls)
@@ -94,7 +94,7 @@ class _Waiting:
         return self._num
 
     def take(self, id: str) -> _Call | None:
-        """Remove and return the first call with this id; if `id` is empty, the first of all calls."""
+        """Remove and return the first call with this id, or with any id if `id` is empty; None if there is no such call."""
         at = self._first
         if id:
             places = self._places.get(id, ())
@@ -132,7 +132,7 @@ class _History:
 
     @property
     def _before(self) -> str:
-        """The place before the next message."""
+        """The first place of the pair that the next message will form (see `Neighbours`)."""
         if self._open:
             return "call"
         role = self._messages[-1].role if self._messages else ""
@@ -159,7 +159,7 @@ class _History:
         return self._messages
 
     def _add_system(self, message: TemplateMessage) -> None:
-        """Add a system message. A refused message is appended to a user message or a result, or starts a user message."""
+        """Add a system message. If the template refuses it here, add its text to the last message or a new user message."""
         before = self._before
         if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
             self._join(message, PARAGRAPH)
@@ -231,7 +231,7 @@ class _History:
             self._add_user(replace(_wrapped(message, _RESULT), fields={}))
 
     def _close(self, role: str) -> None:
-        """Give the open calls a result, if the template needs one before a message of this role."""
+        """Before a message of this role, give each open call a result, if the template needs one."""
         self._answer_later()
         if self._open:
             if not self._takes("call", role):
@@ -278,7 +278,7 @@ def _empty(role: str, at: int) -> TemplateMessage:
 
 
 def _one_run(message: TemplateMessage) -> Run:
-    """Return the texts of a message, each part on a line."""
+    """Return the texts of a message as one run, with each part on a line of its own."""
     lines = [text for run in message.runs for text in ((None, LINE), *run)]
     return tuple(lines[1:])
 
@@ -314,7 +314,7 @@ def _id_of(id: object) -> str:
 
 
 def _with_short_ids(message: TemplateMessage) -> TemplateMessage:
-    """Return a message whose ids are nine letters or digits. Ids of another form are replaced by a hash."""
+    """Return a message in which each call id is nine letters or digits. A hash replaces ids of another form."""
     fields = dict(message.fields)
     if calls := _list_of_calls(message):
         fields["tool_calls"] = [_with_short_id(call, number) for number, call in enumerate(calls)]
@@ -387,7 +387,10 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 
 
 def learn_shapes(render: Render) -> Shapes:
-    """Find the pairs of neighbouring messages that a template refuses, omits or moves, but shows once they are rewritten."""
+    """Find out which pairs of neighbouring messages have to be rewritten for a template.
+
+    The template refuses such a pair, or omits or moves its texts, but shows more texts once the pair is rewritten.
+    """
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
     for neighbours, trials in TRIALS.items():
@@ -396,25 +399,29 @@ def learn_shapes(render: Render) -> Shapes:
 
 
 def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
-    """Return the shapes with which a template shows more of the trials. If both show equally many, return `shapes`."""
+    """Return the shapes with which a template shows more of the trials' renderings; `shapes` if both show equally many."""
     shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
     return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
 
 
 def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
-    """Count the renderings of trials that a template shows."""
+    """Count the renderings of trials in which a template shows all texts."""
     return sum(_shows(shapes, render, trial, tools) for trial in trials for tools in _tools(trial))
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools for each rendering of a trial: some tools if the trial has calls, else some tools and then none."""
+    """Return the tools for each rendering of a trial.
+
+    A trial with calls is rendered once, with tools. Any other trial is rendered twice: with tools, and without.
+    """
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
 
 def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
-    """Return whether a template shows all texts of a trial in order. The texts of one answer with calls may have any order.
+    """Return whether a template shows all texts of a trial, in order.
 
-    A system message after the start must not change the text before the first message.
+    The order does not matter if an answer has several texts: content and a call, or two calls. If a system message is not
+    at the start, the template must write the same text before the first message as it does without the system message.
     """
     said, words = _trial(trial, shapes.shows_calls)
     shown = render(shapes.take(said), tools)

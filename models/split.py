@@ -1,4 +1,4 @@
-"""Which devices have a model's layers, and how the layers are split among them."""
+"""Splits a model's layers among devices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ NO_DEVICE = "none"  # the value of --device
 class Split:
     """A choice of devices, and how a model is split among them.
 
-    names: ggml's names of the devices. Empty: all GPUs, but integrated GPUs only if this machine has no other.
-    is_off: no device is used.
+    names: ggml's names of the devices. Empty: all remote GPUs (RPC), and this machine's GPUs. Integrated GPUs are left out
+    if the machine has another GPU.
+    is_off: use no device.
     mode: "layer": each device has some layers; "none": one device has all layers; "row": each device has rows of all large
     matrices.
-    shares: each device's share of the layers or rows, in any unit. Empty: by free memory.
-    main: the index of the main device, for the modes none and row.
+    shares: each device's share of the layers or rows, in any unit. Empty: the free memory of each device.
+    main: the index of the main device among the devices, for the modes none and row.
     """
 
     names: tuple[str, ...] = ()
@@ -50,9 +51,9 @@ class Split:
         return remote + ([device for device in own if device.kind == "GPU"] or own)
 
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
-        """Set the parameters of a model.
+        """Set the parameters of a model that concern devices.
 
-        Return the arrays of these parameters. They must live as long as the model may be loaded with them.
+        Return the arrays that the parameters point to. They must live as long as a load may use the parameters.
         """
         arrays: list[ctypes.Array] = []
         if used := self.devices():  # without devices, llama.cpp would look for a main device
@@ -67,7 +68,7 @@ class Split:
         return arrays
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a line for each flag that changes nothing."""
+        """Yield a message for each flag that has no effect."""
         used = self.devices()
         if self != ALL_CARDS and not used and not self.is_off:
             yield "--split-mode, --tensor-split and --main-gpu have no effect: there is no GPU"
@@ -78,7 +79,7 @@ class Split:
             yield "--tensor-split has no effect with --split-mode none"
 
     def described(self) -> str:
-        """Return the devices and the flags about them in words."""
+        """Return a phrase with the devices, and with the flags that split a model among them."""
         names = _named(self.devices()) or "no GPU"
         shares = f", in shares of {', '.join(f'{share:g}' for share in self.shares)}" if self.shares else ""
         main = f", main GPU {self.main}" if self.mode != "layer" else ""
@@ -93,9 +94,10 @@ def _named(found: Sequence[Device]) -> str:
 
 
 def _free_memory(used: Sequence[Device]) -> list[float]:
-    """Return llama.cpp's default shares of several devices: their free memory.
+    """Return llama.cpp's default for `shares`: the free memory of each device. Return [] for a single device.
 
-    The shares are fixed when a model is created, because weights that are loaded again must go to the same places.
+    Setting the default explicitly fixes it when a model is created: weights that are loaded again must go to the same
+    devices.
     """
     return [float(device.free) for device in used] if len(used) > 1 and all(device.free for device in used) else []
 

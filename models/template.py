@@ -26,13 +26,13 @@ Render = Callable[["TemplateFeatures", Sequence[Message], bool], str]
 class TemplateFeatures:
     """What a template expects of messages and variables.
 
-    parts: contents must be lists of parts, even if they are only text.
-    takes_lists: contents may be lists.
-    text_arguments: a tool call's arguments are JSON text (as in the API), not the decoded object (as in training).
-    nones: `tools` and `documents` must be defined as None if the request has none.
-    thinking_part: reasoning is a part of the content, of type thinking.
-    thinks_or_says: a message with calls has either reasoning or content.
-    tool_responses: the results of tools are in the message with the calls.
+    parts: each content must be a list of parts, even if it is only text.
+    takes_lists: a content may be a list.
+    text_arguments: a tool call's arguments must be JSON text, as in the API. Otherwise they are an object, as in training.
+    nones: without tools or documents, `tools` and `documents` must be None instead of undefined.
+    thinking_part: reasoning must be a part of the content, of type thinking.
+    thinks_or_says: a message with calls must not have both reasoning and content.
+    tool_responses: the results of tools must be in the message with the calls.
     thinks: the model reasons unless reasoning is switched off.
     """
 
@@ -93,7 +93,7 @@ _ID = "trial0000"  # some templates require nine letters or digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find a template's features step by step. Each step takes the first features with which the template renders well."""
+    """Find a template's features in steps. Each step renders trials with several features, and keeps one that works."""
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -114,7 +114,7 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
 
 
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Pass a tool call's arguments as text if the template renders only text well."""
+    """Learn whether the template shows a tool call's arguments well only if they are text."""
 
     as_object, as_text = (
         render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
@@ -136,7 +136,7 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether tool results appear in another place if they are part of the message with the call."""
+    """Learn whether the template shows tool results elsewhere if they are in the message with the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
@@ -144,7 +144,7 @@ def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatur
 
 
 def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the model reasons: its template shows reasoning, or prompts for it at the end of a prompt."""
+    """Learn whether the model reasons. If so, its template shows reasoning, or ends a prompt differently with reasoning."""
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
     shows = "needle" in render(features, [_QUESTION, answer], False)
     thinking = replace(features, thinks=True)
@@ -153,7 +153,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Return whether a template printed a value as Python or JSON, with field names: it does not know such values."""
+    """Return whether a template printed a whole value with its field names. Then it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 
@@ -173,7 +173,7 @@ def _with_arguments(call: object, read: Callable[[object], object]) -> object:
 
 
 def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
-    """Move the results of tools into the message with the calls, followed by the answer to the results."""
+    """Move the results of tools, and the content of the answer after them, into the message with the calls."""
     joined: list[Shown] = []
     names: dict[str, object] = {}
     responses: list[Shown] = []
@@ -212,9 +212,11 @@ _PRESERVE = {"preserve_thinking": True, "clear_thinking": False, "truncate_histo
 
 
 def make_variables(given: Variables, tools: Tools | None, *, thinks: bool, takes_functions: bool) -> dict[str, object]:
-    """Return the variables of a prompt: our own, then the given ones, each under all of its names.
+    """Return the variables of a prompt: our defaults, replaced by the values in `given`.
 
-    thinks: the value of `enable_thinking`, unless it is given.
+    A variable for which templates have several names is set under all of them.
+
+    thinks: the value of `enable_thinking` if `given` has none.
     takes_functions: the template reads `functions` instead of `tools`.
     """
     now = datetime.now()
@@ -306,9 +308,10 @@ class ChatTemplate:
     ) -> list[TextPiece]:
         """Render a conversation. The joined pieces are the template's output.
 
-        Each content is rendered as a placeholder, and so is every other text of a client that touches a special token. Each
-        placeholder is then replaced by the form in which the template shows the real text: unchanged, trimmed, without its
-        reasoning, or quoted for JSON. If the template changes a text in another way, the text is inserted unchanged.
+        The template renders the conversation twice: as it is, and with placeholders. Each content has a placeholder, and so
+        does any other text of a client that contains or may complete a special token. In the result, each of these texts is
+        a piece, in the form in which the template shows it: unchanged, trimmed, without its reasoning, or quoted for JSON.
+        If the template changes a text in another way, all texts are inserted unchanged.
 
         variables: further variables of the template.
 
@@ -337,8 +340,8 @@ class ChatTemplate:
     ) -> list[TextPiece]:
         """Render a conversation up to the end of its last message, which is an answer that the model is to continue.
 
-        The last piece is the answer so far: its unchanged content, or its reasoning if it has no content yet. An answer with
-        neither has no piece. Raises TemplateError, also if the template does not show the reasoning to continue.
+        The last piece is the answer so far: its content or, if it has no content yet, its reasoning. If it has neither, the
+        answer has no piece. Raises TemplateError, also if reasoning is to be continued and the template shows none.
         """
         *before, last = messages
         content = prefilled_content(last, f"messages[{len(before)}].content")
@@ -399,5 +402,5 @@ def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
 
 
 def _untrimmed(shown: str, content: str) -> str:
-    """Return the shown end of a content with the trailing blanks that the template trims: the answer continues there."""
+    """Return what a template shows of a content, but with the content's own trailing blanks: the answer follows them."""
     return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]

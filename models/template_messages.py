@@ -1,4 +1,4 @@
-"""The messages of a chat in one common shape, from which each template gets the shape that it expects."""
+"""The messages of a chat in a common form. For each template, they are converted to the form that it expects."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TemplateMessage:
 
 
 def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
-    """Return the messages in the common shape. The role developer becomes system.
+    """Return the messages in the common form. The role `developer` becomes `system`.
 
-    takes_lists: the template itself joins the parts of a list. Otherwise each part becomes a line.
+    takes_lists: keep a list of parts, which the template joins itself. Otherwise, join the parts with line ends.
 
     Raises TemplateError for contents that are not text.
     """
@@ -68,7 +68,7 @@ def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
 
 
 def prefilled_content(message: Message, where: str) -> str:
-    """Return the content of an answer to continue, with its parts as paragraphs, as in llama-server.
+    """Return the content of an answer that the model is to continue. Parts become paragraphs, as in llama-server.
 
     Raises TemplateError.
     """

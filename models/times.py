@@ -26,16 +26,16 @@ LARGEST = 1 << 16  # bytes of a file with times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Measured times in seconds, with the numbers of tokens and cells that they apply to. 0 means unknown.
+    """Measured times in seconds, and the numbers of tokens and cells for which they were measured. 0 means unknown.
 
-    step, chunk, double: to compute one token, `chunk_tokens` tokens, and twice as many, in an empty pool.
-    step_rows: to compute a batch of `rows` tokens with logits, as for a draft.
-    short_deep, chunk_deep: to compute one token less than a chunk, and a chunk, after `depth` tokens.
-    step_idle, chunk_idle: as step and chunk, while the pool also has `idle` cells of other prompts.
-    save, restore: to copy a run of `depth` tokens to host memory, and back.
-    save_few, restore_few: to copy a run of `few` tokens to host memory, and back.
-    save_scattered: to save `scattered` tokens, each in a separate stretch of cells.
-    cuts: how many starts ran out of time before the device was fully timed.
+    step, chunk, double: the times to compute one token, `chunk_tokens` tokens, and twice as many, in an empty pool.
+    step_rows: the time to compute a batch of `rows` tokens with logits for each token, as for a draft.
+    short_deep, chunk_deep: the times to compute one token less than a chunk, and a whole chunk, after `depth` tokens.
+    step_idle, chunk_idle: the times `step` and `chunk`, measured while the pool has `idle` cells of other prompts.
+    save, restore: the times to copy a run of `depth` tokens to host memory, and back.
+    save_few, restore_few: the times to copy a run of `few` tokens to host memory, and back.
+    save_scattered: the time to save `scattered` tokens whose cells are not adjacent.
+    cuts: how many starts have run out of time without timing everything.
     """
 
     chunk_tokens: int
@@ -86,7 +86,7 @@ def keep_times(subject: Subject, times: Times) -> None:
 
 
 def times_on(device: Device) -> Iterator[tuple[str, Times]]:
-    """Yield each model that was timed on a device, with its times."""
+    """Yield the description of each model that was timed on a device, and the times."""
     for path in sorted(_folder().glob("*.json")):
         found, times = _read(path)
         if times is not None and found.get("device") == identify(device):
@@ -174,31 +174,32 @@ OTHER = replace(CPU, swap_from_tokens=NEVER, spill_ns=NEVER, background_ns=40e6)
 """The costs of a device other than the CPU, before it is timed.
 
 Idle KV is not offloaded when a request starts, since copies to host memory may take long. Background steps may take 40 ms
-(chosen, not measured). llama.cpp aborts batches on the CPU only, so on this device a new request waits for the end of the
+(chosen, not measured). llama.cpp aborts batches only on the CPU, so on other devices a new request waits for the end of the
 step."""
 
 
 def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
-    """Return the costs of a model on its device, as far as they are known without timing.
+    """Return the costs of a model on its device before the device is timed.
 
     flash_attention: on, off or auto.
-    kernel_size: the most tokens of a kernel.
+    kernel_size: the most tokens that a kernel computes at once.
     """
     costs = cpu_costs(model, flash_attention, kernel_size) if model.device is None else OTHER
     return replace(costs, recompute_last=min_rows(model)) if flash_attention == "off" else costs
 
 
 def min_rows(model: Model) -> int:
-    """Return the smallest batch in which, without flash attention, a token is rounded as in any larger batch."""
+    """Return the size of the smallest batch that rounds each token as any larger batch does, without flash attention."""
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
 
 
 def without_contradictions(times: Times) -> Times:
-    """Return the times of a device without impossible ones, which include more than the work itself.
+    """Return the times of a device, with 0 in place of times that contradict others.
 
-    For example, a kernel was compiled at the first use of another size, or another program used the device.
+    Such a time includes more than the work itself: for example, a kernel was compiled for another batch size, or another
+    program used the device.
     """
     wrong: dict[str, float] = {}
     if times.double > 3 * times.chunk:
@@ -215,11 +216,12 @@ def without_contradictions(times: Times) -> Times:
 
 
 def timed_costs(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a device other than the CPU, from its times. A cost without a time stays as it is.
+    """Return the costs of a device other than the CPU, from its times. If a time is unknown, its cost stays as it is.
 
-    A device has tiles if one token less than a chunk takes clearly longer than the chunk, as on the CPU. Then the time at
-    `depth` gives the cost of cells, and `apart_from_cells` is the number of cells for which a tile takes as long as one more
-    batch. Idle KV is copied in idle time, so offloading it costs only the time to restore it.
+    If one token less than a chunk takes clearly longer than the chunk, the device's attention computes tiles, as on the CPU.
+    Then the times after `depth` tokens give the costs of cells. `apart_from_cells` becomes the number of cells at which the
+    attention of a tile takes as long as one more batch. Saving idle KV costs nothing, since it happens in idle time. So
+    `spill_ns` is only the time to restore it.
     """
     if not times.chunk:  # not timed: at worst a chunk takes as long as its tokens one by one
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
@@ -245,9 +247,9 @@ def timed_costs(costs: Costs, times: Times) -> Costs:
 
 
 def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
-    """Return the costs with the costs of moves and, if they were timed, of idle cells.
+    """Set the costs of moves to host memory and back. If idle cells were timed, set their costs, too.
 
-    computed: seconds of a token.
+    computed: the seconds to compute a token.
     """
     move, restore = (times.save + times.restore) / times.depth, times.restore / times.depth
     few = max(times.save_few + times.restore_few - times.few * move, 0.0)
@@ -265,10 +267,10 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 
 
 def timed_tiles(costs: Costs, times: Times) -> Costs:
-    """Return the costs of a CPU with measured times of its tiles. All other costs keep their ratio to a token's cost.
+    """Return the costs of a CPU from measured times of its tiles. All other costs keep their ratio to `token_ns`.
 
-    A slow model is timed at a small depth, where attention may take less time than the noise of a timing. Attention then
-    costs its assumed multiple of a token's time, but at most the noise.
+    A slow model is timed after few tokens, where attention may take less time than the noise of a timing. Then attention
+    keeps its assumed ratio to `token_ns`, too, but costs at most the noise.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -296,11 +298,13 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """Return the assumed costs of a model on a CPU, before the model is timed.
 
     Rounding was measured on real weights. Without flash attention, a single token is rounded differently from a token in a
-    large batch. With K-quants, this also holds for batches of up to seven tokens; logits of 20 then differ by 1. With flash
-    attention, no number of tokens makes reuse exact. So it is enough to compute one token, for its logits.
+    large batch. With K-quants, this is also true of batches of up to seven tokens: logits of about 20 then differ by 1. With
+    flash attention, reuse is never exact, however many tokens are recomputed. So only the last token is recomputed, for its
+    logits.
 
-    Tiles: at 1,024 cells, 63 tokens take 550 ms and 64 tokens 91 ms. A tile attends to the cells of all its requests. At
-    4,100 cells, 3 tokens of 3 requests take 28 ms, 256 prompt tokens of a fourth request 221 ms, and all in one step 344 ms.
+    Tiles: at 1,024 cells, 63 tokens take 550 ms, and 64 tokens, a whole tile, take 91 ms. A tile attends to the cells of all
+    requests in it. At 4,100 cells, a step of 3 requests with one token each takes 28 ms, and a step of 256 prompt tokens of
+    a fourth request takes 221 ms. One step with all these tokens takes 344 ms.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     width = model.attention_width

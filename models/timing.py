@@ -1,4 +1,4 @@
-"""Times the work of a context on this machine: all kinds of work of a device, or the tiles of a CPU's attention."""
+"""Times the work of a context: the tiles of attention on a CPU, and all kinds of work on any other device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .times import Times, without_contradictions
 
 logger = logging.getLogger("slotcache")
 MayGoOn = Callable[[str], bool]
-"""Called with the work that is being timed. Returns whether to go on."""
+"""Called with a phrase for the timed work. Returns whether the timing may continue."""
 FEW = 16  # tokens of a short run
 ROWS = 4  # tokens of a batch in which each token has logits
 SCATTERED = 4  # tokens in separate cells; without flash attention, a card takes a second for these
@@ -41,15 +41,15 @@ class OutOfTime(Exception):
 
 
 def chunk_of(context: Context) -> int:
-    """Return how many tokens a timed chunk has. Two chunks fit in one batch, and four in the pool."""
+    """Return how many tokens a timed chunk has, so that two chunks fit in a batch, and four chunks in the pool."""
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
 class Timing:
-    """Times work in the pool of a context that nothing else uses, and empties the pool.
+    """Times work in the pool of a context, and leaves the pool empty. Nothing else may use the context meanwhile.
 
-    goes_on: called before each batch with the work that is timed; once it returns False, the timing ends.
-    doing: the work in words, for `goes_on` and the log.
+    goes_on: called with `doing` before each batch. If it returns False, the timing ends.
+    doing: a phrase that describes the timed work, for `goes_on` and the log.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
@@ -68,12 +68,12 @@ class Timing:
         self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
     def _depth(self, chunk: float, fewest: int) -> int:
-        """Return the depth for timing: after how many tokens, in whole chunks, batches are timed. 0: the pool has no room.
+        """Return after how many tokens, in whole chunks, batches are timed to measure attention.
 
-        The positions stay below the number of tokens that the model was trained for.
+        Return 0 if the pool is too small, or if the model was trained for too few tokens.
 
-        chunk: seconds of a chunk.
-        fewest: the fewest chunks.
+        chunk: the seconds that a chunk takes.
+        fewest: the least number of chunks to return.
         """
         size, model, most = self._chunk, self._context.model, self._most
         trained = (model.context_train or most) - 2 * size
@@ -82,7 +82,7 @@ class Timing:
 
     @property
     def _most(self) -> int:
-        """The most cells to use."""
+        """The most cells that the timing may use."""
         return self._context.num_cells - 4 * self._chunk
 
 
@@ -110,10 +110,10 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Add times after `depth` tokens. Each time, also in the empty pool, is the least of several rounds.
+        """Time batches in an empty pool and after `depth` tokens, in several rounds. Return `times` with the least times.
 
-        The time of attention is a difference of a few milliseconds. A machine's speed changes by more than that within
-        seconds.
+        The time of attention is the difference between these times, a few milliseconds. Within seconds, a machine's speed
+        may change by more than that, so each round times both.
         """
         size, began, turns = self._chunk, perf_counter(), list[dict[str, float]]()
         while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
@@ -125,7 +125,7 @@ class TileTiming(Timing):
         return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
     def _batch(self, size: int, start: int = 0) -> float:
-        """Return the seconds of a batch. Its cells are freed again."""
+        """Return the seconds that a batch takes. Free its cells afterwards."""
         tries: list[float] = []
         while len(tries) < (FEWEST_TRIES if start else 1) or (len(tries) < TRIES and sum(tries) < PATIENCE):
             began = perf_counter()
@@ -139,11 +139,11 @@ class TileTiming(Timing):
 
 
 class DeviceTiming(Timing):
-    """Times all kinds of work of a device other than the CPU, the most needed times first.
+    """Times all kinds of work of a device other than the CPU. The most useful times are measured first.
 
-    A device compiles or loads a kernel at its first use, which may take a thousand times as long as the work. So each kind
-    of work is done once untimed, and then timed at least twice. A time stays unknown if the time limit is reached before, or
-    if it contradicts other times.
+    At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. So each
+    kind of work is done once untimed, and is then timed at least twice. A time stays unknown if the time limit is reached
+    before it is measured, or if it contradicts other times.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
@@ -176,7 +176,7 @@ class DeviceTiming(Timing):
         return times
 
     def agrees(self, times: Times) -> bool:
-        """Return whether a token takes about as long as in earlier times. Raises RunnerError and Stopped."""
+        """Return whether a token still takes about as long as in `times`. Raises RunnerError and Stopped."""
         try:
             step = self._step(times)["step"]
         except OutOfTime:
@@ -186,7 +186,11 @@ class DeviceTiming(Timing):
         return not times.step or times.step / CHANGED <= step <= times.step * CHANGED
 
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
-        """Return the kinds of work, in order. Each returns fields of `Times`, and uses the pool as the last one left it."""
+        """Return the methods that time a kind of work, in the order in which to call them.
+
+        The keys name the work for the log. Each method returns fields of `Times`, and relies on what the method before it
+        left in the pool.
+        """
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
             return kinds | ({"saves": self._saves} if self._runs_are_apart() else {})
@@ -255,15 +259,15 @@ class DeviceTiming(Timing):
         }
 
     def _scattered(self, times: Times) -> dict[str, float]:
-        """Time saving tokens whose cells alternate with cells of another sequence."""
+        """Time saving tokens whose cells alternate with the cells of another sequence."""
         if not times.few:
             return {}
         return self._save_scattered()
 
     def _saves(self, _: Times) -> dict[str, float]:
-        """Time saving scattered tokens, and as many in one stretch, for a hybrid model whose runs are saved without states.
+        """Time saving scattered tokens, and as many adjacent tokens, of a hybrid model.
 
-        Both times include the part of a save that does not depend on its cells, such as the copy of the recurrent state.
+        Both times include work that does not depend on the tokens' cells, such as copying the recurrent state.
         """
         scattered = self._save_scattered()
         self._runner.clear()
@@ -282,7 +286,7 @@ class DeviceTiming(Timing):
     # ---- parts of the work -----------------------------------------------------------------------------------------
 
     def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
-        """Return the seconds of a batch. Its cells are freed again."""
+        """Return the seconds that a batch takes. Free its cells afterwards."""
         compute, undo = self._runner.compute_zeros, self._remove
         return self._fastest(lambda: compute(start, start + size, sequence), lambda: undo(start, sequence))
 
@@ -293,7 +297,10 @@ class DeviceTiming(Timing):
         return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
 
     def _fill(self, depth: int) -> int:
-        """Copy sequence 0 to sequences with separate cells, as far as time and ids allow. Return how many cells it uses."""
+        """Copy the KV of sequence 0 to other sequences with cells of their own. Return how many cells are then in use.
+
+        Stop at `MOST_IDLE` cells, after `PATIENCE` seconds, or if no sequence id is left.
+        """
         copy, used, began = HostCopy(0, depth), depth, perf_counter()
         self._runner.apply(Save(0, copy))
         for sequence in range(1, self._context.scratch - 1):
@@ -304,7 +311,10 @@ class DeviceTiming(Timing):
         return used
 
     def _fastest(self, act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> float:
-        """Return the seconds of the fastest of some tries, after an untimed try. Raises OutOfTime."""
+        """Call `act` once untimed and then a few times, with `undo` after each call. Return the seconds of the fastest call.
+
+        Raises OutOfTime.
+        """
         tries: list[float] = []
         self._check_time(self._longest)
         self._longest = max(self._longest, self._seconds(act, undo))
@@ -314,7 +324,7 @@ class DeviceTiming(Timing):
         return min(tries)
 
     def _check_time(self, seconds: float) -> None:
-        """Raise OutOfTime if so many more seconds would exceed the time limit."""
+        """Raise OutOfTime if work that takes `seconds` would end after the time limit."""
         if perf_counter() - self._began + seconds > BOUND:
             raise OutOfTime
 

@@ -22,9 +22,9 @@ END = ""  # the key of a trie node at which a word ends
 class Spellings:
     """Finds special tokens by their spelling.
 
-    The text is scanned from the left, and the longest spelling at each place is taken. This gives llama.cpp's result, except
-    in vocabularies where a spelling can start inside another one that is not longer: `>>A<<` ends with the first `<` of
-    `<|end|>`. In such a vocabulary a place is sure only if no other spelling crosses it.
+    The text is scanned from the left, and the longest spelling at each place is taken. llama.cpp looks for longer spellings
+    first. The results differ only if a spelling can start inside another one that is not longer: in `>>A<<|end|>`, the scan
+    finds `>>A<<`, and llama.cpp finds `<|end|>`. `is_sure` tells these cases apart.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -38,7 +38,7 @@ class Spellings:
         return (found.span() for found in self._pattern.finditer(text))
 
     def is_sure(self, text: str, start: int, stop: int) -> bool:
-        """Return whether llama.cpp also finds this spelling: no other spelling crosses its start or its end."""
+        """Return whether llama.cpp surely finds this spelling, too: no other spelling overlaps its start or its end."""
         for at in range(max(start - self._longest + 1, 0), stop) if self._cross else ():
             other = self._pattern.match(text, at)
             if other and at != start and other.end() > (start if at < start else stop):
@@ -48,7 +48,8 @@ class Spellings:
     def touches(self, text: str) -> bool:
         """Return whether `text` contains a spelling, starts with the end of a spelling, or ends with the start of one.
 
-        Such a text might form a spelling together with a template's text. Case and surrounding blanks are ignored.
+        Together with the text around it in a template, such a text might form a spelling. The case of letters and blanks at
+        both ends are ignored.
         """
         text = text.strip().lower()
         most = min(len(text), max(self._longest - 1, 0))
@@ -81,7 +82,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Return whether a word can start inside another word that is not longer, where a scan finds the other word."""
+        """Return whether a word can start inside another word that is not longer and that a scan would find instead."""
         begins: dict[str, list[str]] = {}
         for word in self.words:
             for length in range(1, len(word)):
@@ -147,19 +148,20 @@ class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
     llama.cpp's time grows with the square of the number of special tokens in a text and, in SentencePiece's vocabularies,
-    with the square of the number of unknown characters. So a long text is passed on in slices, which are cut before special
-    tokens or unknown characters. Nothing merges across such a cut, so the ids are those of the whole text.
+    with the square of the number of unknown characters. So llama.cpp gets a long text in slices, which are cut before
+    special tokens or unknown characters. No token crosses such a cut, so the ids are those of the whole text.
 
     A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
-    place. Nothing merges there, and every rule for words starts a word there. With these cuts each call of llama.cpp takes
+    place, since all rules that split text into words start a new word there. With these cuts, each call of llama.cpp takes
     some 20 ms.
 
-    A text without such places is cut elsewhere, if possible at the end of a word. Only there can the ids differ from
-    llama.cpp's. This happens after `MOST_IN_CALL` characters, or after `LONGEST_RUN` characters at a special token that is
-    not sure. In many vocabularies, a word of many thousand characters ends the process, because of a recursive regular
-    expression. There it also happens after `LONGEST_RUN` characters without spaces, or of spaces alone.
+    Only at cuts of three other kinds can the ids differ from those of the whole text. First, a text without such places is
+    cut after `MOST_IN_CALL` characters, if possible at the end of a word. Second, a text is cut before a special token that
+    is not sure (see `Spellings`) if the slice has `LONGEST_RUN` characters. Third, a stretch without spaces, or of spaces
+    alone, is cut after `LONGEST_RUN` characters. The third kind is for vocabularies with which llama.cpp's recursive regular
+    expression ends the process at a word of many thousand characters.
 
-    between: called before each call of llama.cpp. An exception from it ends the work.
+    between: called before each call of llama.cpp. If it raises an exception, tokenizing ends with this exception.
     """
 
     def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
@@ -191,9 +193,9 @@ class Tokenizer:
     def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the token ids (int32) of a part of a prompt.
 
-        special: spellings of control tokens become these tokens.
-        begin: the part is the first one, so BOS is added if the model wants it. Some vocabularies, such as SentencePiece's,
-        put a space before every text. This space is removed from every later part, since the prompt does not contain it.
+        special: turn the spellings of control tokens into these tokens. Otherwise they are plain text.
+        begin: the part is the start of a prompt: add BOS if the model wants it. Some vocabularies, such as SentencePiece's,
+        put a space before every text. All parts but the first get no such space, since the prompt does not contain it.
         """
         return np.concatenate([np.empty(0, np.int32), *self.runs(text, special, begin)])
 
@@ -217,10 +219,10 @@ class Tokenizer:
         yield from self._parts(text[cut:])
 
     def texts(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Cut tokens (int32) into texts and special tokens, in order.
+        """Cut tokens (int32) into pieces: special tokens, and the text tokens between them.
 
-        Yield each piece, and whether `__call__` puts a space before it. In vocabularies that add a space, `__call__` puts
-        one at the start of a prompt and after special tokens.
+        Yield each piece, and whether `__call__` puts a space before its text. If the vocabulary adds spaces, `__call__` puts
+        a space at the start of a prompt and after special tokens. If it adds none, all tokens are one piece.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):
@@ -231,7 +233,7 @@ class Tokenizer:
             yield from self._words(run)
 
     def _borders(self, text: str, spellings: Spellings) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of special tokens and unknown characters, in order. Nothing merges across their start."""
+        """Yield the start and stop of each special token and unknown character, in order. No token crosses their start."""
         special = ((start, stop) for start, stop in spellings.find(text) if text[start:stop] not in self._strips)
         unknown = (found.span() for found in self._unknown.finditer(text) if not (self._strips and found[0].isspace()))
         return merge(special, unknown)
@@ -260,7 +262,7 @@ class Tokenizer:
         yield text[start:]
 
     def _sure_places(self, size: int, specials: Mapping[int, str]) -> re.Pattern[str]:
-        """Return a pattern for the places where a token always starts: all kinds of SURE places that no token crosses."""
+        """Return a pattern for places where a token always starts: those of SURE that no token of the vocabulary crosses."""
         spelt = "\0".join(self._spelling(token) for token in range(size) if token not in specials)
         if self._strips or (len(self._guard) and LINED_SPACE.search(spelt)):
             return re.compile("(?!)")

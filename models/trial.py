@@ -1,4 +1,4 @@
-"""Tries a library in a separate process, which the library may crash. The result is kept for these files and this CPU."""
+"""Tries a library in a separate process, since it may crash the process. Stores the result for these files and this CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILED = "failed: "  # the prefix of a stored reason
 LONGEST = 1000  # characters of a reason
 COMPLAINS = "llama.cpp: "  # the prefix of an error that llama.cpp logs during a trial
 CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
-"""Signals that a process causes itself. Other signals come from outside: from ctrl-C, or if the system lacks memory."""
+"""Signals that a process causes itself. Other signals come from outside, such as ctrl-C or a lack of memory."""
 CPU_INFO = Path("/proc/cpuinfo")
 INSTRUCTIONS = re.compile(r"sse|ssse|avx|amx|fma|f16c|bmi|abm|adx|movbe|popcnt|gfni|vaes|vpclmul|sha_")  # among x86's flags
 DOOR = Path(__file__).with_name("llama.py")  # the module that calls a library
@@ -46,7 +46,7 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command that calls `main` of a module with these arguments.
 
-    The flag -P keeps the process from importing anything from its working folder, as in this process.
+    The flag -P keeps the process from importing modules from its working folder.
 
     module: the module's name below this package.
     """
@@ -71,10 +71,10 @@ def failure(
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
     env: the environment of the child process; by default the environment of this process.
-    also: further values on which the result depends. Their repr must differ if they do.
+    also: further values that the result depends on. Different values must have different reprs.
     patience: the most seconds of the trial; PATIENCE by default.
-    keeps: a failure is stored, too, and the result names the file to remove.
-    again: a stored failure is ignored.
+    keeps: store a failure, too. The returned reason then names the file to remove for another trial.
+    again: ignore a stored failure, and run the trial.
     goes_on: as in `run_child`.
     """
     kept = cache_folder() / "libraries" / f"{name}-{_key(library, also)}"
@@ -92,7 +92,7 @@ def failure(
 
 
 def _read(kept: Path) -> str | None:
-    """Return why a library failed, "" if it passed; None if no result is stored, or if the file is damaged."""
+    """Return why a library failed, or "" if it passed. Return None if no result is stored, or if the file is damaged."""
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_bytes().decode()
         if text == PASSED:
@@ -109,7 +109,7 @@ def _with_place(reason: str, kept: Path) -> str:
 def _tried(
     command: Sequence[str], env: Mapping[str, str] | None, patience: float, goes_on: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return why a trial failed ("" if it passed), and whether the library itself is the cause, and not another process."""
+    """Return why a trial failed ("" if it passed), and whether the library is the cause, not something outside."""
     try:
         done = run_child(command, timeout=patience, env=env, goes_on=goes_on)
     except subprocess.TimeoutExpired:
@@ -128,7 +128,7 @@ def _tried(
 
 
 def _last_words(said: Sequence[str]) -> str:
-    """Return the last output of a crashed process: llama.cpp's last error, if there is one, without continuation lines."""
+    """Return the last error that llama.cpp logged before a crash, without continuation lines; else the last output."""
     errors = [line.removeprefix(COMPLAINS) for line in said if line.startswith(COMPLAINS)]
     words = [line for line in errors if not line[:1].isspace()] or [line for line in said if line.strip()]
     return words[-1].strip()[:LONGEST] if words else ""
@@ -144,9 +144,9 @@ def _key(library: Path, also: object = None) -> str:
 
 
 def instructions(cpu_info: Path = CPU_INFO) -> list[str]:
-    """Return Linux's names of this CPU's instruction sets, sorted. On other systems, return the name of the CPU.
+    """Return Linux's names of this CPU's instruction sets, sorted. On other systems, return only the name of the CPU.
 
-    Other flags of x86 are ignored, since a new kernel changes them.
+    Linux's other flags for x86 CPUs are left out, since they change with the kernel.
     """
     with contextlib.suppress(OSError):
         for line in cpu_info.read_text().splitlines():

@@ -220,12 +220,13 @@ def test_what_cannot_draft_says_why(tmp_path, tiny, monkeypatch):
     path = with_head(tmp_path / "head.gguf")
     assert why(path) == ""
     assert "each would need KV of its own" in why(with_head(tmp_path / "two.gguf", heads=2))
-    assert why(with_head(tmp_path / "without.gguf", heads=0)) == "its file tells of one, but was written without it"
+    without = with_head(tmp_path / "without.gguf", heads=0)
+    assert why(without) == "its file's metadata names one, but the file lacks its tensors"
     monkeypatch.setattr(multi_token, "ARCHITECTURES", ("other",))
     assert why(path) == "those of glm4moe were never tried here, but of other"
 
 
 def test_a_library_that_reports_no_states_is_refused(model, monkeypatch):
     monkeypatch.setattr(contexts, "GIVE_STATES", "llama_of_another_day")
-    with pytest.raises(ModelError, match="has no llama_of_another_day, so it tells no hidden states: --spec-type none"):
+    with pytest.raises(ModelError, match="has no llama_of_another_day, so it reports no hidden states: --spec-type none"):
         Context(model, SHAPE)
