@@ -165,14 +165,20 @@ def _takes_room(room: Reservation, length: int) -> bool:
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
-    """Return whether only the connection's end ends the answer: a dead upstream then looks like a complete answer."""
+    """Return whether an answer has no other end than the end of its connection.
+
+    If it has none, an answer that breaks off because the upstream has died looks complete.
+    """
     return (
         "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()
     )
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return the error in a page, such as the page of a router without a backend. Raises RequestError."""
+    """Return an error page as a RequestError, such as the page of a router that has no backend.
+
+    Raises RequestError if the page breaks off.
+    """
     said = b""
     async for piece in pieces:
         said += piece
