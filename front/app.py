@@ -68,9 +68,9 @@ class Proxy:
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
     async def _probe(self, scope: Scope, send: Send) -> None:
-        """Ask the upstream for its health. The front has not checked the sender's key.
+        """Ask for the upstream's health.
 
-        So only the request's method, path and credentials are sent to the upstream, without the upstream's key.
+        Anybody may ask, so the upstream gets only the request's method, path and credentials, and not the upstream's key.
         """
         headers = [*credentials_of(scope["headers"]), _id_of(scope)]
         try:

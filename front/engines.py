@@ -32,9 +32,9 @@ TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """What an engine reports of a prompt: the number of its tokens, and how many of them were cached. None: not reported.
+    """What an engine reports of a prompt: its number of tokens, and how many of them were cached; None if not reported.
 
-    documents: the ids in the order of the prompt; empty: not reported.
+    documents: the ids of the documents in the order of the prompt; empty if they are not reported.
     """
 
     prompt_tokens: int | None = None

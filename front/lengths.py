@@ -24,7 +24,7 @@ class Measurable(Protocol):
 class Lengths:
     """Counts tokens.
 
-    most: documents whose count is remembered; the least recently counted document is dropped first.
+    most: the number of documents whose count is remembered; the least recently counted document is dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -56,7 +56,7 @@ class Lengths:
         the ratio of characters to tokens, by which `tokens` estimates.
 
         chars: the characters of the prompt after the last part.
-        prompt_tokens: the tokens of the whole prompt; None: not known.
+        prompt_tokens: the tokens of the whole prompt; None if they are not known.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]

@@ -1,4 +1,4 @@
-"""Learns which prompts the upstream has cached, and orders documents so that these are reused. Also has the metrics."""
+"""Learns which prompts the upstream has cached, and orders documents so that they can be reused. Also has the metrics."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Placed:
     in_place: whether the hint about each repeated document is in the place that the document's rank gives it. If not, the
         hints about all repeated documents come after the documents.
     why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
-        upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy chose the
-        order.
+        upstream should have none of them. `kept`: the turn has the order that it had in an earlier prompt. `asked`: another
+        policy than `auto` chose the order.
     """
 
     turn: DocumentTurn
@@ -178,7 +178,7 @@ class OrderPlan:
 class Learnt:
     """What the front has learnt from an answer.
 
-    cached: the number of leading parts that were cached; None: not reported.
+    cached: the number of leading parts that were cached; None if it is not reported.
     is_stale: whether the wait for the first token showed that parts were not cached although they should have been.
     """
 
@@ -350,7 +350,7 @@ class Learning:
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
         """Learn from the answer to a prompt, now or soon.
 
-        seconds: the wait for the first token; None: not known.
+        seconds: the wait for the first token; None if it is not known.
         """
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
@@ -404,9 +404,10 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 
 
 def check(chat: DocumentChat) -> None:
-    """Raise RequestError for a chat that has no equivalent for an upstream that does not take documents.
+    """Raise RequestError if a chat cannot be sent to an upstream that takes no documents.
 
-    For example, the chat relies on a history that slotcache stores, or a message's content can have no text before it.
+    For example, the chat wants a new stored conversation, or a message with documents has content that is neither a string
+    nor a list of parts.
     """
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))

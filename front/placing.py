@@ -121,9 +121,9 @@ LOOPBACK = ("127.0.0.1", 0)
 class Forward:
     """A request with its whole body.
 
-    path: decoded.
-    query: as sent.
-    only: the one replica that may answer it; empty: any.
+    path: the decoded path.
+    query: the query as it was sent.
+    only: the name of the only replica that may answer the request; empty if any replica may.
     """
 
     method: str
@@ -482,7 +482,7 @@ def _text(fields: Fields, name: str) -> str:
 
 
 def _answer(fields: Fields) -> int:
-    """Return about how many tokens the answer will have: the request's limit if it is low, else `ANSWER`."""
+    """Return about how many tokens the answer will have: the request's limit if it is below `ANSWER`, else `ANSWER`."""
     limits = [_value(fields, name) for name in LIMITS]
     return min((limit for limit in limits if type(limit) is int and 0 <= limit < ANSWER), default=ANSWER)
 

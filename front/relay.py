@@ -1,4 +1,6 @@
-"""Relays an upstream's answer to the client. Events and JSON are sent whole or not at all, everything else as it comes."""
+"""Relays an upstream's answer to the client. Events are sent whole or not at all. JSON is, too, unless it is too large to be
+kept in memory. Everything else is sent as it comes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Relay:
 
     path: the path of the request.
     more: headers that the client gets in addition to the upstream's, unless the upstream refuses the request.
-    failure: an error of the upstream in the middle of the answer.
+    failure: the error with which the upstream's answer failed or broke off; None if it did not.
     is_refused: whether the upstream's status is an error.
     """
 
@@ -77,7 +79,7 @@ class Relay:
             await self._relay_pieces(response, pieces)
 
     async def _relay_events(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send events. A stream that breaks off ends with an event that says so, never within an event."""
+        """Send whole events. If the stream breaks off, the last event is an error that says so."""
         events, end = Events(), b""
         try:
             async for piece in pieces:

@@ -133,9 +133,10 @@ class Clusters:
             self.num_changed += count
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Search the clusters group by group. After each group, yield the `limit` nearest vectors so far, and `is_last`.
+        """Search the clusters group by group. After each group, yield the `limit` nearest vectors so far.
 
-        is_last: whether no group is left.
+        The second item is True after the last group.
+
         only: the numbers of the vectors to search among; None for all. With `only`, all clusters are searched, because the
         nearest clusters may have none of these vectors.
         """
@@ -164,7 +165,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
-    """Return the numbers and cosines of the vectors in a group of clusters that are nearest to the query, at most `limit`.
+    """Search a group of clusters. Return the numbers and cosines of the `limit` vectors nearest to the query.
 
     group: the inner products of the query and the clusters' centres, and the clusters' numbers.
     """

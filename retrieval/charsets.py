@@ -58,7 +58,7 @@ def decode(data: bytes, label: str = "") -> str:
 def _wide(sample: bytes) -> str:
     """Return `utf-16-le` or `utf-16-be` for text without a byte order mark. Raises Unreadable if it is not UTF-16 text.
 
-    sample: the start of a file that has zero bytes, as UTF-16 text often has and binary data, too.
+    sample: the start of a file. It has zero bytes, so the file is UTF-16 text or binary data.
     """
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")

@@ -42,7 +42,7 @@ def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
     """Add a document.
 
     used: the number of bytes unpacked so far, as the only item of a list.
-    depth: the number of documents around this one.
+    depth: the number of documents that contain this one.
     """
     if data.startswith(OLD_FORMAT):
         raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")

@@ -383,8 +383,9 @@ def suits(store: Store, language: str) -> bool:
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
     """Embed one batch of chunks without a vector, and store the vectors.
 
-    after: as in `Store.without_vectors`. Returns the chunks' numbers and the vectors (chunks, width) float16; both are
-    empty if no chunk is left.
+    after: only chunks with higher numbers are embedded.
+
+    Returns the chunks' numbers and the vectors (chunks, width) float16; both are empty if no chunk is left.
     """
     if not (batch := _batch(store.without_vectors(LOOKAHEAD, after))):
         return [], np.zeros((0, 0), np.float16)

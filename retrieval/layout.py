@@ -122,7 +122,11 @@ def add_pages(pages: Sequence[Page], outline: Outline, bookmarks: Sequence[Bookm
 
 
 def _rows_in_order(page: Page) -> list[Row]:
-    """Return the lines of a page in reading order: the order of drawing, or by place if their places contradict it."""
+    """Return the lines of a page in reading order.
+
+    This is the order in which the PDF draws them, unless the page is a form, or the places of lines contradict that order:
+    then lines are sorted by place.
+    """
     rows = _rows(page.parts)
     if not page.is_form and not _is_contradicted(rows):
         return rows
@@ -589,7 +593,7 @@ def _may_head(line: Line) -> bool:
 
 
 def _stands_alone(lines: Sequence[Line], at: int, leading: float) -> bool:
-    """Whether a bold line looks like a heading: it is short, below a gap, and above another kind of line."""
+    """Whether a bold line looks like a heading: it is short, below a gap or a heading, and above text that is not bold."""
     line = lines[at]
     if len(line.text) > MAX_BOLD or line.text.endswith(NO_HEADING_END) or BULLET.match(line.text) or line.text[0].islower():
         return False

@@ -131,7 +131,7 @@ Word = tuple[str, int, int]
 
 
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
-    """Yield the lines of a page in the order of writing, each cut at its wide gaps."""
+    """Yield the lines of a page in the order in which the PDF draws them, each cut at its wide gaps."""
     units = _units(text)
     letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
     words_of = _words if units == len(text) else _words_in_units

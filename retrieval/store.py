@@ -30,7 +30,7 @@ LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
 class FilePart(NamedTuple):
-    """A chunk at its place in a file, as in `Chunk`."""
+    """A chunk at one of its places in files. The fields are those of `Chunk`."""
 
     title: str
     text: str
@@ -256,7 +256,10 @@ class Store:
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
     def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that need a vector. after: as in `vectors`."""
+        """Return number, title, text and tokens of chunks that need a vector, lowest numbers first.
+
+        after: return only chunks with higher numbers.
+        """
         query = """
             select number, title, text, tokens from chunk
             where number > ? and is_embedded and not exists (select 1 from vector where chunk = number)
@@ -391,7 +394,7 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Copy the vectors and use counts of equal texts from an old index, and remove its file.
+    """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same. Remove its file.
 
     If the file is gone, another process has already done this.
     """
