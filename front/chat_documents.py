@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself uses and removes."""
+    """The fields of a request that the front itself uses. It removes them from chats with documents."""
 
     document_order: Order | None = None
     best: BestPlace | None = None
