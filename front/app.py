@@ -41,7 +41,7 @@ SEPARATOR = re.compile(r"[/\\]")
 
 
 class Proxy:
-    """An ASGI application that sends a request on, and its answer back."""
+    """An ASGI application that sends each request to the upstream, and the upstream's answer to the client."""
 
     def __init__(self, state: FrontState) -> None:
         self._state = state
@@ -68,7 +68,10 @@ class Proxy:
         await self.relay(sent, Relay(self._state, send, scope["path"], Bystander()))
 
     async def _probe(self, scope: Scope, send: Send) -> None:
-        """Ask for the upstream's health. The request is unchecked: only its method, path and credentials are sent on."""
+        """Ask for the upstream's health.
+
+        Anybody may ask, so the upstream gets only the request's method, path and credentials, and not the upstream's key.
+        """
         headers = [*credentials_of(scope["headers"]), _id_of(scope)]
         try:
             async with asyncio.timeout(SOON):
@@ -243,8 +246,8 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
 
 
 class WarmUpProxy(ChatProxy):
-    """Answers `POST /v1/speculate` for an engine that knows no documents, and prefills the part of the prompt before the
-    documents (RAGCache++, section 3.6).
+    """Answers `POST /v1/speculate` for an engine that cannot order documents: lets the engine prefill the part of the prompt
+    before the documents (RAGCache++, section 3.6).
     """
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
@@ -266,10 +269,15 @@ class WarmUpProxy(ChatProxy):
         await JSONResponse(answer)(scope, _nothing, send)
 
     def _open(self, body: bytes) -> tuple[str, Sequence[PromptPart], bytes, str, OrderPlan | None, bytes]:
-        """Return a turn's name, the parts to compute, the request for them, the affinity header's value, the plan of earlier
-        turns, if these have documents, and the model's name. Raises RequestError.
+        """Read the body of a warm-up. Raises RequestError.
 
-        The parts precede the turn's documents; there are none if the upstream should have them.
+        Returns, in this order:
+        - the name of the turn.
+        - the parts of the prompt before the turn's documents; none if the upstream should have all of them already.
+        - the body of the request that makes the upstream compute these parts.
+        - the value of the affinity header.
+        - the order of the documents of earlier turns; None if these have no documents.
+        - the model's name, as JSON.
         """
         state, whole, body = self._state, body, opening(body)  # first: it limits how much is decoded
         decoded = decode(whole)
@@ -289,7 +297,10 @@ class WarmUpProxy(ChatProxy):
         return name, [] if state.orders.has(parts) else parts, body, session, plan, model
 
     async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None, prefill: Prefill) -> None:
-        """Let the upstream compute the parts of a prompt. A failure costs only the head start, and teaches nothing."""
+        """Let the upstream compute the parts of a prompt. If this fails, `parts` are not taken to be cached.
+
+        plan: the order of documents in the parts; it is taken back after a failure. None if there are no documents.
+        """
         state = self._state
         try:
             async with state.upstream.ask(sent) as response:

@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself uses and removes."""
+    """The fields of a request that the front itself uses. It removes them from chats with documents."""
 
     document_order: Order | None = None
     best: BestPlace | None = None
@@ -76,7 +76,7 @@ class DocumentTurn:
     at: the message's index.
     before: the text of the prompt before the documents.
     name: a digest (32 hexadecimal digits) of all messages up to this one, with their documents.
-    result: the other fields of a content that is a list of documents; None if the content is anything else.
+    result: for a tool's result with a list of documents, the text of its other fields; None for any other message.
     """
 
     at: int
@@ -92,7 +92,7 @@ class DocumentChat:
 
     body: the whole body as Unicode.
     fields, messages: names and values, each value as JSON text of the body.
-    names: for each message, a digest (32 hexadecimal digits) of it and all messages before it, without their documents.
+    names: for each message, a digest (32 hexadecimal digits) of all messages up to this one, without their documents.
     chars: the number of characters after the last document.
     before_last: the text before the last message.
     stream_options: the request's field, decoded.
@@ -114,7 +114,10 @@ class DocumentChat:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client has requested no chunk with the usage. The front leaves wrong options to the upstream."""
+        """Whether the client wants a stream without a chunk with the usage.
+
+        False if `stream_options` are wrong: the front changes nothing then, and the upstream refuses the request.
+        """
         options = {} if self.stream_options is None else self.stream_options
         return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
 
@@ -230,7 +233,7 @@ class Cutter:
         self._said = self._text.copy()  # of all messages, without their documents
 
     def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
-        """Take the next message: as it was sent, decoded, its index, and its documents."""
+        """Add the next message. said: its fields as they were sent. read: its fields, decoded. at: its index."""
         is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
         result = beside_documents(read) if is_result else None
         before = self.before = PlainText(self._text.hexdigest(), self.chars)

@@ -32,9 +32,9 @@ TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """What an engine reports of a prompt: the number of its tokens, and how many of them were cached. None: not reported.
+    """What an engine reports of a prompt: its number of tokens, and how many of them were cached; None if not reported.
 
-    documents: the ids in the order of the prompt; empty: not reported.
+    documents: the ids of the documents in the order of the prompt; empty if they are not reported.
     """
 
     prompt_tokens: int | None = None
@@ -64,9 +64,9 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes the first token of an answer, and reads nothing else.
+    """Notes when the first token of an answer comes, and reads nothing else.
 
-    prefill: times the wait of the answer's prompt.
+    prefill: measures how long the prompt waits for this token.
     """
 
     def __init__(self, prefill: Prefill | None) -> None:
@@ -83,10 +83,10 @@ class FirstChunk:
 
 
 class Listener(FirstChunk):
-    """Also reads how many tokens the answer reports.
+    """Notes the first token, as `FirstChunk` does, and also reads what the answer reports of its prompt.
 
     hides_usage: whether the chunk with the usage is removed, since the client did not ask for it.
-    feedback: None if nothing could be read.
+    feedback: what the answer reports; None before the first token, and for an answer with an error.
     """
 
     def __init__(self, hides_usage: bool, prefill: Prefill | None = None) -> None:
@@ -148,8 +148,8 @@ class EngineApi:
 
     knows_documents: whether the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
-    text_field, no_begin: the fields of `POST /tokenize` for the text, and for the BOS token (false: none); empty if the
-        engine has no such route.
+    text_field: the field of `POST /tokenize` for the text; empty if the engine has no such route.
+    no_begin: the field of the same route that is false if no BOS token is to be added.
     """
 
     name: str

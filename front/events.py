@@ -54,7 +54,10 @@ def split(events: bytes) -> Iterator[bytes]:
 
 
 def is_done(end: bytes) -> bool:
-    """Return whether a stream with this end is complete, as OpenAI's streams mark it."""
+    """Return whether a stream is complete: whether it ends with `data: [DONE]`, as OpenAI's streams do.
+
+    end: the last bytes of the stream.
+    """
     return end.rstrip().replace(b" ", b"").endswith(b"data:[DONE]")
 
 

@@ -24,7 +24,7 @@ class Measurable(Protocol):
 class Lengths:
     """Counts tokens.
 
-    most: documents whose count is remembered; the least recently counted document is dropped first.
+    most: the number of documents whose count is remembered; the least recently counted document is dropped first.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,11 +51,12 @@ class Lengths:
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
         """Return the key and the number of tokens of each part of a prompt.
 
-        Counted parts keep their counts. The other tokens are spread over the other parts by characters, so that the
-        template's own text counts, too. Prompts without a counted part teach the ratio of characters to tokens.
+        Parts that the upstream has counted keep their counts. The rest of the prompt's tokens, which include those of the
+        chat template, is spread over the other parts by their characters. If no part is counted, the prompt also corrects
+        the ratio of characters to tokens, by which `tokens` estimates.
 
         chars: the characters of the prompt after the last part.
-        prompt_tokens: the tokens of the whole prompt; None: not known.
+        prompt_tokens: the tokens of the whole prompt; None if they are not known.
         """
         if prompt_tokens is None:
             return [(part.key, self.tokens(part)) for part in parts]

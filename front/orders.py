@@ -1,4 +1,4 @@
-"""Learns which prompts the upstream has cached, and orders documents by it. Also has the front's metrics."""
+"""Learns which prompts the upstream has cached, and orders documents so that they can be reused. Also has the metrics."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class FrontMetrics:
         self.documents = Counter(f"{prefix}_documents", "Documents in chats", registry=registry)
         self.repeated = Counter(f"{prefix}_repeated", "Documents left out: an earlier turn shows them", registry=registry)
         self.expected = Counter(f"{prefix}_expected", "Documents that were expected to be cached", registry=registry)
-        self.cached = Counter(f"{prefix}_cached", "Documents that were cached, as the upstream told", registry=registry)
+        self.cached = Counter(f"{prefix}_cached", "Documents that were cached, as the upstream reported", registry=registry)
         self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts with documents", registry=registry)
-        of_cached = "Tokens of prompts with documents that were cached, as the upstream told"
+        of_cached = "Tokens of prompts with documents that were cached, as the upstream reported"
         self.cached_tokens = Counter(f"{prefix}_cached_tokens", of_cached, registry=registry)
         self.unreported = Counter(f"{prefix}_unreported", "Answers without a number of cached tokens", registry=registry)
         of_stale = "Prompts that took the time of cold ones, though the upstream should have had them"
@@ -78,11 +78,11 @@ class Placed:
     documents: in retrieval rank, without documents that an earlier turn shows.
     repeated: the ids of documents that an earlier turn shows.
     order: the ranks of the documents, in the order of the prompt.
-    in_place: whether each hint about a repeated document stands at the document's rank; otherwise all hints follow the
-        documents.
+    in_place: whether the hint about each repeated document is in the place that the document's rank gives it. If not, the
+        hints about all repeated documents come after the documents.
     why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
-        upstream should have none of them. `kept`: an earlier prompt has the same order. `asked`: another policy chose the
-        order.
+        upstream should have none of them. `kept`: the turn has the order that it had in an earlier prompt. `asked`: another
+        policy than `auto` chose the order.
     """
 
     turn: DocumentTurn
@@ -100,7 +100,7 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt. A repeated document's id stands in the place of its hint."""
+        """The documents in the order of the prompt. If `in_place`, ids of repeated documents are among them, as hints."""
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)
@@ -178,7 +178,7 @@ class OrderPlan:
 class Learnt:
     """What the front has learnt from an answer.
 
-    cached: the number of leading parts that were cached; None: not reported.
+    cached: the number of leading parts that were cached; None if it is not reported.
     is_stale: whether the wait for the first token showed that parts were not cached although they should have been.
     """
 
@@ -187,9 +187,9 @@ class Learnt:
 
 
 class Onward:
-    """The part of the knowledge tree below one place: an `Index`.
+    """The knowledge tree as the `Index` of one turn: the turn's documents begin at `place` instead of at the root.
 
-    place: None if the tree does not know the prompt.
+    place: the node at the end of the text before the documents; None if the tree lacks that text.
     """
 
     def __init__(self, tree: KnowledgeTree, place: DocumentNode | None) -> None:
@@ -251,7 +251,7 @@ class Orders:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take. Parts that the upstream should have had before stay known."""
+        """Forget a prompt that the upstream did not take, except for the leading parts that it should have had before."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
@@ -323,7 +323,11 @@ class Orders:
             self._num_ranks -= len(evicted)
 
     def _walk(self, place: DocumentNode | None, parts: Sequence[PromptPart]) -> tuple[DocumentNode | None, int]:
-        """Follow parts of a prompt from a place. Return their end, None if the tree lacks any, and how many it has."""
+        """Follow parts of a prompt through the tree, from a place on.
+
+        Returns the place after the last part (None if the tree lacks any of the parts), and the number of leading parts
+        that the tree has.
+        """
         for number, part in enumerate(parts):
             if place is None or (step := self._tree.follow(place, part.key)) is None:
                 return None, number
@@ -346,7 +350,7 @@ class Learning:
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> None:
         """Learn from the answer to a prompt, now or soon.
 
-        seconds: the wait for the first token; None: not known.
+        seconds: the wait for the first token; None if it is not known.
         """
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
@@ -355,15 +359,18 @@ class Learning:
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
-        """Return the figures. If an engine that reports cached tokens omits them, as vLLM does, there were 0."""
+        """Return the figures to learn from. Log a warning, once, if the engine seems not to report cached tokens.
+
+        If the engine reported them for another prompt, but not for this one, there were none: vLLM does not report a 0.
+        """
         self._has_reported |= reported.cached_tokens is not None
         if reported.cached_tokens is None and self._has_reported and reported.prompt_tokens is not None:
             return replace(reported, cached_tokens=0)
         if not self._has_reported and plan.num_expected and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the upstream tells no cached tokens, so its cache is guessed, from the time to the first token of streams: "
-                "vLLM tells them with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+                "the upstream reports no cached tokens, so its cache is guessed from the time to a stream's first token: "
+                "vLLM reports them with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
             )
         return reported
 
@@ -397,7 +404,11 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 
 
 def check(chat: DocumentChat) -> None:
-    """Refuse a chat whose history is stored in slotcache, and content that no text can precede. Raises RequestError."""
+    """Raise RequestError if a chat cannot be sent to an upstream that takes no documents.
+
+    For example, the chat wants a new stored conversation, or a message with documents has content that is neither a string
+    nor a list of parts.
+    """
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
         if not (turn.result is not None or content is None or isinstance(content, str | list)):

@@ -59,11 +59,11 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """The part of an answer that has arrived.
+    """What has arrived of a replica's answer.
 
-    status: 0 before the head.
-    report: None before the end.
-    body: empty for a stream.
+    status: the HTTP status; 0 until the head has arrived.
+    id, report: the answer's id, and its field `slotcache`; empty and None until they have arrived.
+    body: the body so far; empty for a stream.
     """
 
     status: int = 0
@@ -121,9 +121,9 @@ LOOPBACK = ("127.0.0.1", 0)
 class Forward:
     """A request with its whole body.
 
-    path: decoded.
-    query: as sent.
-    only: the one replica that may answer it; empty: any.
+    path: the decoded path.
+    query: the query as it was sent.
+    only: the name of the only replica that may answer the request; empty if any replica may.
     """
 
     method: str
@@ -135,7 +135,7 @@ class Forward:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
-        """Make a forward from an ASGI request. The path loses the route's prefix, by which Ray found the application."""
+        """Make a forward from an ASGI request. `root_path`, by which Ray found the application, is cut off its path."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # the body was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
@@ -168,7 +168,10 @@ class Answering:
         self._news, self._is_disconnected, self._is_read = asyncio.Event(), asyncio.Event(), False
 
     async def messages(self) -> AsyncGenerator[list[Message], None]:
-        """Yield the answer as it arrives, some ASGI messages at a time. A caller that stops looks like a disconnect."""
+        """Yield the answer as it arrives, some ASGI messages at a time.
+
+        If the caller stops before the end of the answer, the application is told that the client has disconnected.
+        """
         work = asyncio.ensure_future(self._app(self._forward.scope(), self._receive, self._send))
         work.add_done_callback(lambda _: self._news.set())
         try:
@@ -198,7 +201,10 @@ class Answering:
 
 
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
-    """Return the application of a replica, or a refusal if the request is for another replica, which is no longer up."""
+    """Return the application that answers a request at a replica.
+
+    If the request names another replica, that one is no longer up. An application that refuses the request is returned.
+    """
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
 
@@ -234,10 +240,12 @@ class Needs:
 
     documents: the documents of the first message that has any, at most `MOST_PLACED`.
     at: the index of that message.
-    front: the key of the text before the documents, different for each scope.
-    stored: the session of the stored conversation or answer that the request continues, which one replica has; empty: none.
+    front: the key of the text before the documents. Equal texts in different scopes have different keys.
+    stored: the session of the stored conversation or answer that the request continues; empty if it continues none. Only
+        one replica has it.
     history: the sessions of the earlier messages, the newest first.
-    own: the session of the answer: `stored`, else a new one; empty: none.
+    own: the session that the answer belongs to: `stored`, or a new one if `stored` is empty. It is empty if the request has
+        no answer that a later request can continue.
     tokens: an estimate of the prompt's tokens without documents.
     """
 
@@ -330,7 +338,7 @@ class Fleets:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request for which a replica is chosen. Pickling sends the request alone, as a `Forward`.
+    """A request for which a replica is chosen. Pickling it for the replica keeps only its `Forward`.
 
     replica: the replica that accepted the request.
     """
@@ -433,7 +441,10 @@ class Asked:
         return "".join(said) or self.forward.path
 
     def _session(self) -> str | None:
-        """Return the session whose replica comes first; None: the request has none, or too much work waits there."""
+        """Return the session whose replica should get the request, because it has the request's history.
+
+        Returns None if no replica has the history, or if that replica has much more work in flight than the least busy one.
+        """
         fleets, needs = self.fleets, self.needs
         if self.is_bound:
             return needs.stored
@@ -444,7 +455,7 @@ class Asked:
         return known if waiting <= MOST_AHEAD + DISPLACING * needs.tokens else None
 
     def _counted(self, documents: Iterable[PromptPart]) -> list[tuple[str, int]]:
-        """Return the key and the tokens of each document, as the fleet has them."""
+        """Return the key by which the fleet knows each document, and the document's number of tokens."""
         return [(self._key(document), self.fleets.lengths.tokens(document)) for document in documents]
 
     def _key(self, document: PromptPart) -> str:
@@ -471,7 +482,7 @@ def _text(fields: Fields, name: str) -> str:
 
 
 def _answer(fields: Fields) -> int:
-    """Return about how many tokens the answer will have: the request's limit if it is low, else `ANSWER`."""
+    """Return about how many tokens the answer will have: the request's limit if it is below `ANSWER`, else `ANSWER`."""
     limits = [_value(fields, name) for name in LIMITS]
     return min((limit for limit in limits if type(limit) is int and 0 <= limit < ANSWER), default=ANSWER)
 

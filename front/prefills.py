@@ -1,4 +1,6 @@
-"""Measures how long prompts wait for their first token. The wait tells what an engine without reports had cached."""
+"""Measures how long prompts wait for their first token. If an engine does not report cached tokens, they are guessed from
+this wait.
+"""
 
 from __future__ import annotations
 
@@ -82,9 +84,11 @@ class PrefillSpeeds:
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
         """Return about how many of a prompt's tokens were cached; None if unknown, or if about as many as expected were.
 
-        A long prompt that should be cached is stale if its time is nearer to the time of a cold prompt than to the expected
-        time (CacheWeaver, 3.4). A prompt that takes clearly longer than a cold one shows that the earlier prompts were not
-        cold: a new front takes the cached prompts of a warm engine for cold prompts.
+        A prompt of which little should be cached is cold, and its wait shows the model's speed. Any other prompt should take
+        less time than a cold one. If its wait is nearer to the time of a cold prompt than to the expected time, less was
+        cached than expected (CacheWeaver, 3.4). If its wait is even clearly longer than the time of a cold prompt, the
+        prompts that seemed cold were not: a new front cannot know what a warm engine has cached. Then this wait corrects the
+        model's speed.
 
         expected: the tokens that should be cached.
         seconds: the wait for the first token.

@@ -1,8 +1,9 @@
 """slotcache in several replicas on Ray Serve: `serve run slotcache.front.ray_app:app`.
 
-    Ray's proxy -> Ingress -> CacheRouter -> Engine, one of several: the unchanged server, without a port
+    Ray's proxy -> Ingress -> CacheRouter -> Engine (one of several)
 
-The ingress reads each request, because Ray's routers see no bodies. Ray starts, checks, replaces and adds replicas.
+The ingress reads each request, because Ray's routers see no bodies. An engine is the unchanged server, without a port. Ray
+starts, checks, replaces and adds engines, which it calls replicas.
 """
 
 from __future__ import annotations
@@ -161,9 +162,10 @@ class Ingress:
         await JSONResponse({"object": "list", "data": names})(scope, receive, send)
 
     async def _look_for(self, asked: Asked) -> None:
-        """Find the replica that has the stored conversation or answer of a request, for example in its folder.
+        """Ask all replicas which of them has the stored conversation or answer that a request continues.
 
-        A replica that hangs counts as one without it, and does not delay the conversations of other replicas.
+        A replica may have it in its cache folder from an earlier run. A replica that hangs counts as one without it, so that
+        it does not delay the conversations of other replicas.
         """
         found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:
@@ -171,9 +173,9 @@ class Ingress:
                 asked.found_at(name)
 
     async def _send_to_all(self, forward: Forward, scope: Scope, send: Send) -> None:
-        """Send a request to all replicas. The answer is the first error, else the sum of the answers.
+        """Send a request to all replicas. Answer with the sum of their answers, or with the first error if there is one.
 
-        A 404 counts as an error only if every replica refuses the request.
+        A replica's 404 counts as an error only if every replica refuses the request.
         """
         results = await self._ask_all(SOON, "whole", forward)
         if any(isinstance(one, TimeoutError) for one in results):
@@ -236,7 +238,7 @@ class Ingress:
 
 
 class _Entrance:
-    """The ingress as an ASGI application. Starlette takes an object for an application, but a method for a handler."""
+    """The ingress as an ASGI application. A class of its own, since Starlette would take a method for a request handler."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress

@@ -10,13 +10,14 @@ from .placing import Asked
 class CacheRouter(RequestRouter):
     """Chooses a replica by what each one has cached. A call without an `Asked` goes to any replica.
 
-    Ray pickles this module by value, so each request carries the front's knowledge of the replicas: see `Asked.fleets`.
+    Ray pickles this module by value, so it shares no variables with the ingress. What the ingress knows of the replicas
+    comes with each request, in `Asked.fleets`.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return ranks, the best replica first; Ray tries the next one if a replica takes no more requests."""
+        """Return a list of ranks, each with one replica, best first. Ray tries the next rank if a replica takes no more."""
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
@@ -29,9 +30,10 @@ class CacheRouter(RequestRouter):
         return [[by_name[name]] for name in asked.rank(by_name)]
 
     def _take_for_free(self, replicas: list[RunningReplica]) -> None:
-        """Count replicas as free whose queue Ray has not seen lately.
+        """Let Ray take replicas for free if it does not know how many requests they have.
 
-        Ray would ask them first, and skip the best one if its answer took 0.1 s. A full replica refuses the request.
+        Otherwise, Ray would ask these replicas before it sends the request, and skip the best one if its answer took 0.1 s.
+        If a replica is full after all, it refuses the request, and Ray tries another one.
         """
         for replica in replicas:
             if self.replica_queue_len_cache.get(replica.replica_id) is None:

@@ -1,4 +1,6 @@
-"""Relays an upstream's answer to the client. Events and JSON are sent whole or not at all, everything else as it comes."""
+"""Relays an upstream's answer to the client. Events are sent whole or not at all. JSON is, too, unless it is too large to be
+kept in memory. Everything else is sent as it comes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ class Relay:
 
     path: the path of the request.
     more: headers that the client gets in addition to the upstream's, unless the upstream refuses the request.
-    failure: an error of the upstream in the middle of the answer.
+    failure: the error with which the upstream's answer failed or broke off; None if it did not.
     is_refused: whether the upstream's status is an error.
     """
 
@@ -77,7 +79,7 @@ class Relay:
             await self._relay_pieces(response, pieces)
 
     async def _relay_events(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send events. A stream that breaks off ends with an event that says so, never within an event."""
+        """Send whole events. If the stream breaks off, the last event is an error that says so."""
         events, end = Events(), b""
         try:
             async for piece in pieces:
@@ -165,14 +167,20 @@ def _takes_room(room: Reservation, length: int) -> bool:
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
-    """Return whether only the connection's end ends the answer: a dead upstream then looks like a complete answer."""
+    """Return whether an answer has no other end than the end of its connection.
+
+    If it has none, an answer that breaks off because the upstream has died looks complete.
+    """
     return (
         "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()
     )
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return the error in a page, such as the page of a router without a backend. Raises RequestError."""
+    """Return an error page as a RequestError, such as the page of a router that has no backend.
+
+    Raises RequestError if the page breaks off.
+    """
     said = b""
     async for piece in pieces:
         said += piece

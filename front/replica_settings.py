@@ -26,7 +26,7 @@ class Replicas:
     replicas: int = row(2, (), "replicas that are up from the start, and at least", least=1)
     max_replicas: int = row(0, (), "most replicas, which come as requests wait; 0: always as many as at the start")
     upscale_delay: int = row(30, (), "seconds of much work before a replica comes")
-    downscale_delay: int = row(600, (), "seconds of little work before a replica leaves, and takes its cache along")
+    downscale_delay: int = row(600, (), "seconds of little work before a replica ends, and its cache with it")
     replica_gpus: int = row(-1, (), "GPUs of a replica; -1: one, if llama.cpp finds a GPU where the application is started, else none", least=-1)
     router: str = row(ROUTER, (), "the class that chooses a replica for each request, such as one of Ray's own")
     # fmt: on
@@ -41,7 +41,10 @@ OWN = table_of(Replicas())
 
 
 def read_settings(arguments: Mapping[str, object]) -> tuple[Replicas, Settings]:
-    """Return the settings in Serve's arguments, then in the environment. Raises SettingsError."""
+    """Return the settings of a deployment and of its servers. Raises SettingsError.
+
+    arguments: settings in Serve's YAML, by name. All other settings come from the environment, or have their defaults.
+    """
     known = {setting.name: setting for setting in (*OWN, *SETTINGS)}
     for name in arguments:
         if name in NO_ARGUMENTS:
@@ -70,9 +73,9 @@ def _value(setting: Setting, arguments: Mapping[str, object]) -> Value:
 
 
 def _as_text(setting: Setting, given: object) -> str:
-    """Return a value of YAML as it is written on the command line. Raises ValueError.
+    """Return a value from YAML as the text that the command line would have. Raises ValueError if the type does not fit.
 
-    YAML reads `yes` as a switch and 010 as 8: a text without quotes, such as the name of a file, might be changed.
+    A text, such as the name of a file, may need quotes in YAML: without them, `yes` is a switch, and `010` is the number 8.
     """
     if isinstance(given, str):
         return given
@@ -90,8 +93,9 @@ def _as_text(setting: Setting, given: object) -> str:
 def at_rank(settings: Settings, rank: int) -> Settings:
     """Return the settings of one replica, with a cache folder for its rank.
 
-    The next replica of this rank finds the folder again. If a replica ends, Ray may give its rank to another replica that
-    runs and has a folder already. So this process locks its folder until it ends, and skips folders that are locked.
+    After this replica ends, the next replica of its rank uses the folder. But Ray may also give the rank of a replica that
+    has ended to a running replica, which keeps the folder of its earlier rank; a new replica may then get that rank. So each
+    process locks its folder until it ends. If the folder of its rank is locked, it takes the first folder that is not.
     """
     if not settings.cache_dir:
         return settings

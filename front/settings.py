@@ -24,14 +24,14 @@ Dedup = Literal["auto", "in_place", "off"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSettings:
-    """The settings that only a front has, and defaults of requests. Times are in seconds."""
+    """The settings that only a front has. Some of them are the defaults of a request's fields. Times are in seconds."""
 
     upstream: str = row("", ("--upstream",), "address of the engine or of its router, such as http://127.0.0.1:8080")
     upstream_key: str = row("", ("--upstream-key",), "the API key that the upstream wants, instead of the client's")
     port: int = row(PORT, ("--port",), "port to listen on", most=65535)
-    dialect: Dialect = row("auto", ("--dialect",), "how the upstream tells cached tokens; auto: `GET /v1/models` names it")
+    dialect: Dialect = row("auto", ("--dialect",), "how the upstream reports cached tokens; auto: `GET /v1/models` names it")
     tree_nodes: int = row(10_000, ("--tree-nodes",), "documents that the upstream is taken to have in its cache", least=1)
-    affinity_header: str = row("x-session-id", ("--affinity-header",), "header that tells a router which requests belong together; empty: none")
+    affinity_header: str = row("x-session-id", ("--affinity-header",), "header by which a router knows which requests belong together; empty: none")
     document_order: Order = row("auto", ("--document-order",), "default `document_order`")
     best: BestPlace = row("free", ("--best",), "default `best`: place of the document of rank 1; first and last cost reuse")
     dedup: Dedup = row("auto", ("--dedup",), "default `dedup`: earlier documents are referred to; in_place: at their ranks")

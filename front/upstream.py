@@ -215,7 +215,11 @@ def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers, names in small letters, without `others`, headers that `Connection` names, and headers for pages."""
+    """Return headers without those that must not be passed on: `others`, headers that `Connection` names, and headers that
+    are meant for web pages.
+
+    headers: with names in small letters.
+    """
     headers = [*headers]
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     gone = others | named

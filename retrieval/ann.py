@@ -1,12 +1,13 @@
 """Searches vectors in clusters, for indexes so large that the exact search is slow. Needs faiss (`slotcache[ann]`).
 
-k-means puts near vectors into one cluster (an inverted file, IVF). A search compares the query with the vectors of the
-nearest clusters, group by group. After each group, it yields the nearest vectors so far (RAGCache, section 5.3: pipelined
-vector search). As in the paper, it ends after a fixed number of clusters.
+The vectors are in an inverted file index (IVF): k-means puts vectors that are near each other into one cluster. A search
+compares the query only with the vectors of the clusters nearest to it. It searches these clusters in `GROUPS` groups, and
+yields the nearest vectors found so far after each group (RAGCache, section 5.3: pipelined vector search). As in the paper,
+a search ends after a fixed number of clusters.
 
 The clusters are in a memory-mapped file beside the database. Their vectors have the database's precision, float16, so
-cosines equal those of an exact search. Another process makes the file. It is used only if the database has a record of
-it; after a crash, the exact search is used.
+cosines equal those of an exact search. A child process makes the file. The database gets a record of the file once the file
+is complete. A file without a record, which a crash can leave, is never used; until another file is made, searches are exact.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ ENDING, LETTERS = ".ivf", 8  # a file's suffix, and random bytes in its name: a 
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """The database's record of a cluster file. last: the highest chunk number in it. vectors: the number of vectors."""
+    """The database's record of a cluster file.
+
+    size: the file's size in bytes.
+    last: the highest number of a chunk in the file.
+    vectors: the number of vectors in the file.
+    """
 
     name: str
     size: int
@@ -74,7 +80,8 @@ def _faiss() -> ModuleType:
 class Clusters:
     """The vectors of chunks, in clusters. Any thread may search; one thread may add and remove meanwhile.
 
-    A vector has the number of its chunk. No number is used twice, and new chunks have numbers above the file's `last`.
+    A vector has the number of its chunk. Chunks never get the number of a removed chunk, so a removed vector cannot come
+    back. Chunks that are newer than the file have numbers above the file's `last`.
     """
 
     def __init__(self, path: Path, kept: ClusterFile, numbers: np.ndarray) -> None:
@@ -126,10 +133,12 @@ class Clusters:
             self.num_changed += count
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest `limit` vectors so far after each group of clusters, and whether it was the last group.
+        """Search the clusters group by group. After each group, yield the `limit` nearest vectors so far.
 
-        only: the numbers to search among. Then all clusters are searched, because the nearest clusters may have none of
-        these numbers.
+        The second item is True after the last group.
+
+        only: the numbers of the vectors to search among; None for all. With `only`, all clusters are searched, because the
+        nearest clusters may have none of these vectors.
         """
         faiss, query = _faiss(), unit(query[None])
         count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)
@@ -156,7 +165,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters: object) -> Pair:
-    """Return numbers and cosines of the nearest vectors in a group of clusters. group: their nearness, their numbers."""
+    """Search a group of clusters. Return the numbers and cosines of the `limit` vectors nearest to the query.
+
+    group: the inner products of the query and the clusters' centres, and the clusters' numbers.
+    """
     faiss, (nearness, clusters) = _faiss(), group
     cosines, numbers = np.empty(limit, np.float32), np.empty(limit, np.int64)
     arrays = map(faiss.swig_ptr, (np.ascontiguousarray(clusters), np.ascontiguousarray(nearness), cosines, numbers))
@@ -179,9 +191,10 @@ def _empty(faiss: ModuleType, quantizer: object, width: int, num_clusters: int) 
 
 
 def open_clusters(store: Store) -> Clusters | None:
-    """Open the clusters of a database, and add newer vectors; None if the database has no clusters.
+    """Open the clusters of a database, and add the vectors that are newer than the cluster file.
 
-    Cluster files without a record in the database are removed. Raises ClusterError if the file cannot be used.
+    Returns None if the database has no clusters. Removes cluster files without a record in the database. Raises ClusterError
+    if the recorded file cannot be used.
     """
     try:
         kept = CLUSTER_FILES.decode(text) if (text := store.clusters) else None
@@ -213,7 +226,7 @@ class ClusterMaker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started and `made` has not noticed its end yet."""
+        """Whether a file is being made: from `start` until `made` notices that the process has ended, or until `close`."""
         return self._process is not None
 
     def start(self) -> None:

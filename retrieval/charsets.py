@@ -1,5 +1,5 @@
-"""Decodes files. The encoding is found by a byte order mark, by the bytes, by a label in the file, or by comparing the
-texts that several encodings give.
+"""Decodes files. Of the ways to find the encoding, the first that succeeds counts: a byte order mark, bytes that are typical
+of UTF-16, ISO-2022-JP or UTF-8, a label in the file, a comparison of the texts that several encodings give.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return the byte order of UTF-16 text without a mark. Raises Unreadable for other data with zero bytes."""
+    """Return `utf-16-le` or `utf-16-be` for text without a byte order mark. Raises Unreadable if it is not UTF-16 text.
+
+    sample: the start of a file. It has zero bytes, so the file is UTF-16 text or binary data.
+    """
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")
     for encoding in order:
@@ -102,7 +105,10 @@ def _guess(data: bytes) -> str:
 
 
 def _likelihood(text: str) -> tuple[int, int]:
-    """Score a text by its encoding. The right one gives many frequent words of a language, and few signs inside words."""
+    """Return a score of a decoded text. Decoded with the right encoding, a text has the highest score.
+
+    The score is the number of different frequent words of one language; in a tie, fewer signs inside words are better.
+    """
     signs = sum(
         sign > "\x7f" and not sign.isalpha() and before.isalpha() and after.isalpha()
         for before, sign, after in zip(text, text[1:], text[2:], strict=False)

@@ -1,9 +1,11 @@
 """Cuts sections into chunks, the units of search and of KV reuse.
 
 A heading and everything below it are one chunk if they fit. Otherwise the text under the heading is cut between
-paragraphs. Chunks never overlap, because repeated text would need KV twice. An edit changes only the chunk around
-it, so the KV and the vectors of other chunks stay valid. Therefore no chunk goes beyond its heading, and the place of a cut
-depends on the paragraphs near it, not on the number of paragraphs before it.
+paragraphs. Chunks never overlap, because repeated text would need KV twice.
+
+An edit should change only the chunks near it, so that the KV and the vectors of other chunks stay valid. So a small chunk
+is never filled up with the section after it, and a text is cut at places that depend on the paragraphs near the cut, not on
+the number of paragraphs before it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ MAX_HASHED, HASHED_WORDS = 400, 8  # the first characters and words of a piece, 
 class Chunk:
     """A piece of a file. title: its heading path. page, start, stop: its place, as in `Block`.
 
-    id: the first digits of the hash of only title and text, so that a chunk keeps its id when it moves.
+    id: the first digits of a hash of the title and the text. The place is not hashed, so a chunk keeps its id when it moves.
     """
 
     title: str
@@ -54,10 +56,10 @@ class Chunk:
 class Sizes:
     """Sizes of chunks, in tokens.
 
-    least: the least size of the text after a cut, if possible.
-    first, most: the limits of a chunk's size. Up to `most`, a heading with everything below it, a list or a piece of code
-    stays whole.
-    whole_file: the size up to which a file stays whole.
+    least: if possible, no cut leaves less text than this after it.
+    first, most: if possible, a long text is cut into chunks between these sizes. A heading with everything below it, or a
+    single list, table or piece of code, is not cut if it has at most `most` tokens.
+    whole_file: a file with at most so many tokens is one chunk.
     """
 
     least: int
@@ -183,9 +185,10 @@ def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[
 
 
 def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
-    """Yield the end of each chunk. Of the places that its size allows, the piece after the cut has the least hash.
+    """Yield the end of each chunk: the index of the next chunk's first piece.
 
-    After an edit elsewhere, the same pieces have the least hashes, so later cuts stay where they were.
+    Of all pieces that `sizes` allows as the next chunk's first piece, the piece with the least hash is chosen. After an edit
+    elsewhere, the same pieces have the least hashes, so later cuts stay where they were.
     """
     ends = [0, *accumulate(piece.tokens for piece in pieces)]
     start = 0
@@ -204,7 +207,7 @@ def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
 
 
 def _hash(piece: _Piece) -> bytes:
-    """Hash the first words of a piece, without the signs and spaces, which depend on the format."""
+    """Hash the first words of a piece. Punctuation and spaces are left out, since they differ between file formats."""
     words = (found[0] for found in islice(WORD.finditer(piece.text, 0, MAX_HASHED), HASHED_WORDS))
     return blake2b(" ".join(words).encode(errors="surrogatepass"), digest_size=8).digest()
 

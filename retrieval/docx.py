@@ -1,7 +1,7 @@
 """Reads Word documents as headings and blocks.
 
-Text in unknown elements is read. Only elements known not to be text of the document are left out. If a person wrote text
-in such an element, its letters are counted.
+Text in unknown elements is read. Elements are left out only if they are known to be no text of the document, such as
+properties and comments. Letters of comments, and of other left-out text that a person wrote, are counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _read(data: bytes, outline: Outline, used: list[int], depth: int) -> None:
     """Add a document.
 
     used: the number of bytes unpacked so far, as the only item of a list.
-    depth: the number of documents around this one.
+    depth: the number of documents that contain this one.
     """
     if data.startswith(OLD_FORMAT):
         raise Unreadable("it is encrypted, or in Word's old format: save it as DOCX, without a password")
@@ -214,7 +214,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add the readings of the last words after them. Between the letters, readings would cut the words."""
+        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()
@@ -556,7 +556,7 @@ def _alternative(element: Element) -> Element:
 
 
 def _inside(element: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table or the cells of a row, also from inside other elements."""
+    """Yield the rows of a table or the cells of a row. Other elements, such as content controls, may be around them."""
     for child in element:
         if tag_of(child) == name:
             yield child

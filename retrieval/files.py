@@ -25,7 +25,7 @@ DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to read, or one file. name: the first part of its files' paths; empty for the only folder."""
+    """A folder to read, or one file. name: the first part of its files' paths; empty if there is no other folder."""
 
     root: Path
     name: str = ""
@@ -33,7 +33,8 @@ class Folder:
     def shown(self, parts: tuple[str, ...]) -> str:
         """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        Backslashes are escaped too. Otherwise a bell character would look like the four characters of its escape.
+        Backslashes are escaped too. Otherwise a file with a control character in its name, and a file with the letters of
+        that character's escape in its name, would have the same path.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -163,7 +164,7 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _reason(entry: os.DirEntry[str]) -> str:
-    """Return the reason to skip an entry without a look at it; empty if there is none."""
+    """Return the reason to skip an entry because of its name or because it is a link; empty if there is none."""
     if not _is_plain(entry.name):
         return "its name has control characters or is not UTF-8"
     if entry.name.startswith("."):
@@ -211,7 +212,10 @@ def _open(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
 
 
 def _open_looked_at(root: str | bytes, parts: tuple[str, ...]) -> BufferedReader:
-    """Open a file by its path, as Windows requires. A link made after the check is followed. Raises OSError."""
+    """Open a file by its path, for Windows, where `_open` cannot work. Raises OSError, also for a link.
+
+    If a part of the path becomes a link after it was checked, the link is followed.
+    """
     path = Path(os.fsdecode(root))
     for name in parts:
         path /= name

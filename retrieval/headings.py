@@ -18,7 +18,7 @@ DRAWER = re.compile(r"[ \t]*:(?:PROPERTIES|LOGBOOK):[ \t]*$", re.I)
 
 
 def read_rst(data: bytes, outline: Outline) -> None:
-    """Add the sections of reStructuredText. An underlined line is a heading, and the underline's sign shows its level."""
+    """Add the sections of reStructuredText. An underlined line is a heading. Its level depends on the underline's sign."""
     text = normalise_lines(decode(data))
     lines = list(_lines(text))
     signs: list[tuple[str, bool]] = []

@@ -74,7 +74,11 @@ def _main(tree: LexborHTMLParser) -> int:
 
 
 def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
-    """Yield the nodes of a tree in order, each at its start and its end. A deep page cannot overflow a stack."""
+    """Yield each element of a tree twice, at its start (True) and at its end (False), and each text once (True).
+
+    reads: whether a node is read; other nodes are skipped with all nodes in them. This is a loop, because recursion could
+    overflow the stack on a deeply nested page.
+    """
     node, depth = root, 0
     while True:
         is_read = reads(node)
@@ -170,7 +174,7 @@ class _Page:
         self._has_lines = False
 
     def reads(self, node: LexborNode) -> bool:
-        """Return whether a node is read. Count its text if it is left out."""
+        """Return whether a node is read. The text of a node that is left out on purpose is counted."""
         tag = node.tag or ""
         if tag in UNREAD:
             return False
@@ -198,7 +202,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the readings of the last words after them. Between the letters, readings would cut the words."""
+        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 

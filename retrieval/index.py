@@ -62,8 +62,8 @@ class Progress:
 
     files: the number of files in all folders, including skipped files.
     files_left: the number of files still to read.
-    not_read: the number of files that failed or were skipped when all files were last read.
-    chunks, vectors: their numbers in the index.
+    not_read: the number of files that failed or were skipped. It is counted each time after all files have been read.
+    chunks, vectors: how many of them the index has.
     by_words: the number of chunks that get no vector.
     clusters: the number of clusters of vectors; 0 if a search compares all vectors.
     reading: the path of the file that is being read; empty if there is none.
@@ -81,7 +81,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The difference between folders and the index: changed files, skipped files that are new, and removed paths."""
+    """The difference between the folders and the index.
+
+    changed: the files to read, which are new or have changed.
+    skipped: skipped files that the index lacks, or has with another reason.
+    removed: the paths in the index that are no longer in the folders.
+    """
 
     changed: tuple[FoundFile, ...]
     skipped: tuple[SkippedFile, ...]
@@ -89,14 +94,18 @@ class Scan:
 
 
 class Index:
-    """An index of folders. One thread keeps it up to date, at once (`refresh`) or in steps. Any thread may search it.
+    """An index of folders. Any thread may search it.
 
-    If there is an old index, of an older version or with other chunks, it answers until all files are read again.
+    One thread keeps it up to date, with `refresh`, or step by step with `scan`, `forget`, `read_all`, `embed_some` and
+    `cluster`.
+
+    If the database has an index of an older version or with chunks of another size, all files are read into a new index.
+    Until they are, searches use the old index.
 
     progress: the index's `Progress`, which any thread may read.
     threads: the threads that run the searches, so that many searches do not occupy other threads of the process.
     has_vectors: whether documents get vectors. Without vectors, only the word search finds them.
-    headings: headings of some documents, as first questions; empty until all files are read.
+    headings: headings from some documents, to offer to a user as first questions; empty until all files are read.
     """
 
     def __init__(
@@ -114,7 +123,8 @@ class Index:
         database: the file of the index, which is created if it is missing.
         clusters_from: the number of vectors from which searches use clusters, if faiss is installed.
 
-        Raises FileNotFoundError for a path, ValueError for `chunk_tokens`, OSError and sqlite3.Error for the database.
+        Raises FileNotFoundError if a path does not exist, ValueError if `chunk_tokens` is too small, OSError or
+        sqlite3.Error if the database cannot be opened.
         """
         Sizes.around(chunk_tokens)
         self.folders = folders_of(paths)
@@ -134,7 +144,10 @@ class Index:
         self.has_vectors = self._suits()
 
     def interrupt(self) -> None:
-        """Stop the reading of the current file, from any thread. `may_go_on` must already return False."""
+        """Stop the reading of the current file, from any thread.
+
+        `may_go_on` must return False before this is called. Otherwise the file would count as unreadable.
+        """
         self._reader.interrupt()
 
     def close(self) -> None:
@@ -170,8 +183,8 @@ class Index:
     def refresh(self, may_go_on: MayGoOn = always) -> bool:
         """Read all files that have changed, then embed all chunks without a vector. Return whether all work is done.
 
-        may_go_on: called before each file and each batch of vectors, after each batch of a file's chunks, and while
-        clusters are made. False stops the refresh, and the next call resumes it.
+        may_go_on: called before each file, after each batch of a file's chunks, after each batch of vectors, and while
+        clusters are made. If it returns False, the refresh stops, and the next call resumes it.
         """
         scan = self.scan()
         self.forget(scan)
@@ -211,9 +224,10 @@ class Index:
         self._count()
 
     def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
-        """Read files one at a time. Slow files are tried again after all other files.
+        """Read files one at a time. Files that are slow to read are tried again, with more time, after all other files.
 
-        may_go_on: called before each file and after each batch of a file's chunks. If it returns False, so does this.
+        may_go_on: called before each file and after each batch of a file's chunks. Once it returns False, no more is read,
+        and `read_all` returns False.
         """
         slow: list[FoundFile] = []
         for seconds, some in ((QUICK, files), (MOST_SECONDS, slow)):
@@ -230,9 +244,12 @@ class Index:
         return True
 
     def read(self, file: FoundFile, may_go_on: MayGoOn = always, seconds: float = MOST_SECONDS) -> bool:
-        """Store a file's chunks in the index, or the reason why it cannot be read. Return False if `may_go_on` did.
+        """Store a file's chunks in the index, or the reason why the file cannot be read.
 
-        seconds: the most processor time. A file that takes longer raises SlowError if its size would allow more time.
+        Returns False if `may_go_on` stopped the reading.
+
+        seconds: a limit of the processor time, in addition to the limit for a file of this size (`seconds_for`). Raises
+        SlowError if the file needs more than `seconds` and may have more: it can be read later with more time.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -288,7 +305,11 @@ class Index:
         return suits(self.store, language)
 
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
-        """Wait for clusters if they are due. Return False if `may_go_on` did; the clusters are then used later."""
+        """Make clusters if they are due, and wait for them.
+
+        Returns False if `may_go_on` returned False before the clusters were ready. They are made nevertheless, and a later
+        call uses them.
+        """
         while self._tend_clusters(LOOK):
             if not may_go_on():
                 return False
@@ -298,7 +319,9 @@ class Index:
     def _tend_clusters(self, seconds: float = 0.0) -> bool:
         """Start to make clusters if they are due, and use clusters that are ready. Return whether clusters are being made.
 
-        seconds: how long to wait for clusters. After a failure, only the next start of the program tries again.
+        After a failure, this `Index` makes no clusters any more.
+
+        seconds: how long to wait for clusters that are being made.
         """
         if isinstance(self.vectors, Clusters) and len(self.vectors) < self._clusters_from // 2:
             self.store.clusters = ""
@@ -360,8 +383,9 @@ def suits(store: Store, language: str) -> bool:
 def embed_next(store: Store, embed: EmbedTexts, after: int = 0) -> tuple[list[int], np.ndarray]:
     """Embed one batch of chunks without a vector, and store the vectors.
 
-    after: as in `Store.without_vectors`. Returns the chunks' numbers and the vectors (chunks, width) float16; both are
-    empty if no chunk is left.
+    after: only chunks with higher numbers are embedded.
+
+    Returns the chunks' numbers and the vectors (chunks, width) float16; both are empty if no chunk is left.
     """
     if not (batch := _batch(store.without_vectors(LOOKAHEAD, after))):
         return [], np.zeros((0, 0), np.float16)

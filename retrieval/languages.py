@@ -112,7 +112,10 @@ def _frequent(language: str) -> frozenset[str]:
 
 
 def votes_of(words: Iterable[str]) -> dict[str, int]:
-    """Return how many different words are frequent, by language. words: as written, not folded."""
+    """Return, for each language, how many different words of a text are among the language's frequent words.
+
+    words: the text's words as they are written, with case and accents.
+    """
     votes: dict[str, int] = {}
     languages = _languages_of()
     for word in languages.keys() & set(words):

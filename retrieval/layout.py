@@ -2,8 +2,8 @@
 
 A heading is a line that the document's bookmarks name, or a line in larger letters than the body. Without bookmarks, a bold
 line that stands alone is a heading too. A paragraph ends at a gap wider than its line spacing, at an indented line, or at a
-line of another kind. A line that repeats at the edge of pages is kept once, after all other text. Text that is left out is
-counted.
+line of another kind. A line that repeats at the edge of pages is kept once, after all other text. The letters of text that
+is left out are counted.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass 
 
     size: the size of the letters.
     left, right: the ends of the line along its reading direction.
-    base: the place of the line across its reading direction.
+    base: the height of the line on the page; for a line that is not horizontal, its place across its reading direction.
     angle: the reading direction, in degrees.
-    is_row: whether the next line does not continue this line, as in a table.
+    is_row: whether the line is a row, as in a table: its text does not continue in the next line.
     level: the level of a heading, from 1; 0 for text.
     is_alone: whether the line is a block by itself.
     """
@@ -84,7 +84,10 @@ Row = list[Line]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The parts of a page's lines, in the order of writing. is_form: filled-in text was written after all other text."""
+    """The parts of a page's lines, in the order in which the PDF draws them.
+
+    is_form: whether the page may have filled-in fields or notes, which are drawn after all other text.
+    """
 
     parts: Sequence[Line]
     is_form: bool = False
@@ -119,7 +122,11 @@ def add_pages(pages: Sequence[Page], outline: Outline, bookmarks: Sequence[Bookm
 
 
 def _rows_in_order(page: Page) -> list[Row]:
-    """Return the lines of a page in reading order, which is the order of writing unless the lines' places contradict it."""
+    """Return the lines of a page in reading order.
+
+    This is the order in which the PDF draws them, unless the page is a form, or the places of lines contradict that order:
+    then lines are sorted by place.
+    """
     rows = _rows(page.parts)
     if not page.is_form and not _is_contradicted(rows):
         return rows
@@ -150,9 +157,11 @@ def _is_beside(before: Line, part: Line) -> bool:
 
 
 def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
-    """Return parts from top to bottom, each line from left to right. Columns of prose come one after the other.
+    """Return parts in reading order: from top to bottom, and each line from left to right.
 
-    cuts: how many cuts of the page led to these parts.
+    If a gap separates two columns of prose, the whole left column comes before the right one.
+
+    cuts: how often the page has already been cut, into columns or into an upper and a lower half, to get these parts.
     """
     if cuts < MAX_CUTS and len(parts) >= 2 * COLUMN_LINES:
         for gutter in _gutters(parts):
@@ -199,7 +208,7 @@ def _above_break(parts: Sequence[Line]) -> list[Line]:
 
 
 def _is_contradicted(rows: Sequence[Row]) -> bool:
-    """Whether the order of writing goes up the page without a change to a column on the right."""
+    """Whether a line is drawn directly after a line below it, although it is not in a column to the right of that line."""
     edges = _edges(rows)
     inner = [row[0] for at, row in enumerate(rows) if at not in edges]
     if sum(RIGHT_TO_LEFT.search(line.text) is not None for line in inner) > len(inner) / 2:
@@ -247,7 +256,10 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 
 
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
-    """Return the lines that repeat at one place or count up with the pages: page and index, to the repeated text."""
+    """Find lines at the edges of pages that repeat at the same place, or have a number there that counts up with the pages.
+
+    Returns the repeated text of each such line, by the page and the line's index on the page.
+    """
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers
     for number, page in enumerate(rows):
@@ -278,7 +290,10 @@ def _numbers(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the places on at least `CHAIN` pages that are at most two apart. found: in the order of pages."""
+    """Yield the places (page, index) that form chains: on at least `CHAIN` pages, with gaps of at most one page.
+
+    found: places in the order of pages.
+    """
     chain: list[tuple[int, int]] = []
     for place in [*found, (1 << 60, 0)]:
         if chain and place[0] - chain[-1][0] > 2:
@@ -289,7 +304,10 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
-    """Leave out lines of a printed table of contents if their titles are on later pages. Shorten the dots of all others."""
+    """Leave out lines of a printed table of contents if their titles are on later pages.
+
+    Any other line that ends with such dots is kept, as a row with fewer dots.
+    """
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
     titles: dict[str, int] = {}  # the last page of each line
@@ -319,7 +337,7 @@ def _contents(text: str) -> re.Match[str] | None:
 
 
 def _is_page(number: str, pages: int) -> bool:
-    """Whether a number may be a page number. A Roman number may be, since it may count the first pages."""
+    """Whether a number may be a page number: it is not above the number of pages, or it is Roman or empty."""
     return not number.isdecimal() or int(number) <= pages
 
 
@@ -354,7 +372,11 @@ Span = tuple[float, float]
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[Line]:
-    """Yield the lines of a page: rows of tables with a bar between cells, and columns one after the other."""
+    """Yield the lines of a page, in reading order.
+
+    Rows with gaps at the same places are a table or columns of prose. Each row of a table is one line, with bars between its
+    cells. Of columns, all lines of the left one come before the lines of the next one.
+    """
     group: list[Row] = []
     gaps: list[Span] = []
     for row in rows:
@@ -380,7 +402,7 @@ def _gaps(row: Row) -> list[Span]:
 
 
 def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
-    """Return the pieces of gaps that another row also leaves free."""
+    """Return the pieces of gaps in which another row has no text either."""
     left = list(gaps)
     for part in row:
         left = [piece for gap in left for piece in _beside(gap, part)][:MAX_COLUMNS]
@@ -388,7 +410,7 @@ def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
 
 
 def _beside(gap: Span, part: Line) -> Iterator[Span]:
-    """Yield the pieces of a gap that a part leaves free."""
+    """Yield the pieces of a gap on either side of a part, if they are wide enough; the whole gap if the part is outside."""
     if part.right <= gap[0] or part.left >= gap[1]:
         yield gap
         return
@@ -505,7 +527,7 @@ def _with_headings(
 
 
 def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return the headings that bookmarks name: page and index of the first line, to level and number of lines."""
+    """Find the headings that bookmarks name. Return their level and number of lines, by page and index of the first line."""
     wanted: dict[int, list[Bookmark]] = defaultdict(list)
     for bookmark in bookmarks:
         if 0 <= bookmark.page < len(pages):
@@ -571,7 +593,7 @@ def _may_head(line: Line) -> bool:
 
 
 def _stands_alone(lines: Sequence[Line], at: int, leading: float) -> bool:
-    """Whether a bold line looks like a heading: it is short, below a gap, and above another kind of line."""
+    """Whether a bold line looks like a heading: it is short, below a gap or a heading, and above text that is not bold."""
     line = lines[at]
     if len(line.text) > MAX_BOLD or line.text.endswith(NO_HEADING_END) or BULLET.match(line.text) or line.text[0].islower():
         return False

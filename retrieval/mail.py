@@ -179,7 +179,7 @@ def _html(part: Message) -> str:
 
 
 def _rich_text(part: Message) -> str:
-    """Return the words of the first HTML in a part; empty if there is none."""
+    """Return the text of the first HTML page in a part; empty if there is none."""
     found = next((inner for inner in part.walk() if inner.get_content_type() == "text/html"), None)
     body = LexborHTMLParser(_html(found)).body if found is not None else None
     return body.text(deep=True) if body is not None else ""

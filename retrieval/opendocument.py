@@ -257,7 +257,7 @@ class _OdfDocument:
     # ---- sheets --------------------------------------------------------------------------------------------------------
 
     def _add_sheet(self, table: Element, cells: CellLetters) -> None:
-        """Add a sheet. One element stands for all repetitions of a row or cell, and most repeated ones are empty."""
+        """Add a sheet. If the sheet is hidden, its letters are only counted."""
         rows = self._rows(table, cells)
         if self._styles.is_hidden(table):
             for row in rows:
@@ -266,6 +266,7 @@ class _OdfDocument:
             add_sheet(self._outline, get(table, "name"), rows)
 
     def _rows(self, table: Element, cells: CellLetters) -> Iterator[Row]:
+        """Yield the rows of a sheet. One element may stand for many equal rows. If these are empty, only one is yielded."""
         for element in _inside(table, "table-row"):
             row: dict[int, str] = {}
             column = 0
@@ -349,7 +350,7 @@ def _deleted(element: Element) -> str:
 
 
 def _inside(element: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table, also from row groups, but no rows of tables in its cells."""
+    """Yield the elements of one kind in a table, such as its rows. Row groups are searched; tables in cells are not."""
     for child in element:
         if tag_of(child) == name:
             yield child

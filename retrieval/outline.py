@@ -31,7 +31,7 @@ FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data
 class Block:
     """A paragraph, a list, a table or a piece of code.
 
-    start, stop: the block's place, in characters of the file. If the file is not text, of the text extracted from it.
+    start, stop: the block's place, in characters. It is counted in the file if the file is text, else in the extracted text.
     page: the page number, from 1; None in formats without pages.
     has_lines: whether line ends carry meaning, as in code, lists and tables.
     head: the lines of a table that name its columns.
@@ -47,7 +47,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The blocks from one heading to the next. headings: the heading and those above it, outermost first, or empty."""
+    """The blocks from one heading to the next.
+
+    headings: all headings that the blocks are under, outermost first; empty for blocks before the first heading.
+    """
 
     headings: tuple[str, ...]
     page: int | None = None

@@ -1,4 +1,4 @@
-"""Reads documents that are ZIP files: their parts, and the XML in these."""
+"""Reads documents that are ZIP files. The files in the ZIP file are called parts, and many of them are XML."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Package:
         return self._zip.read(entry)
 
     def check(self) -> None:
-        """Raise Unreadable if the parts with XML or records, which another library will unpack, are too large together."""
+        """Raise Unreadable if the parts with text (XML, or binary records) would be too large together when unpacked.
+
+        For documents that another library unpacks.
+        """
         for entry in self._zip.infolist():
             if entry.filename.endswith((*XML, ".bin")):
                 self._count(entry)
@@ -117,7 +120,7 @@ def parse(data: bytes) -> Element:
 
 
 def tag_of(element: Element) -> str:
-    """Return an element's name without its namespace, which has two spellings. No name is in several namespaces."""
+    """Return an element's name without its namespace. A namespace may have two URIs, and no name is in several of them."""
     return element.tag.rpartition("}")[2]
 
 

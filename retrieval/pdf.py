@@ -90,7 +90,10 @@ def _pages(document: pdfium.PdfDocument, outline: Outline) -> Iterator[Page]:
 
 
 def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
-    """Return a page, and the share of its letters without a meaning. number: from 0. Raises PdfiumError."""
+    """Return a page, and the share of its letters that are no known character (`_meaningless`).
+
+    number: the page's number, from 0. Raises PdfiumError.
+    """
     page = document[number]
     try:
         notes = list(_notes(page, document.formenv)) if raw.FPDFPage_GetAnnotCount(page) > 0 else []
@@ -110,7 +113,11 @@ def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
 
 
 def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
-    """Return the share of letters without a meaning. PDFium omits some of these from the text."""
+    """Return the share of letters that are no known character, because their font does not say which one they show.
+
+    PDFium omits some of these letters from `text`. Their number is the difference between PDFium's count of all letters and
+    the length of `text`.
+    """
     num_hidden = raw.FPDFText_CountChars(page) - _units(text)
     letters = sum(map(len, text.split()))
     return (len(MEANINGLESS.findall(text)) + max(num_hidden, 0)) / max(letters, 1)
@@ -124,7 +131,7 @@ Word = tuple[str, int, int]
 
 
 def _parts(page: pdfium.PdfTextPage, text: str, number: int) -> Iterator[Line]:
-    """Yield the lines of a page in the order of writing, each cut at its wide gaps."""
+    """Yield the lines of a page in the order in which the PDF draws them, each cut at its wide gaps."""
     units = _units(text)
     letters = _Letters(page, number, is_direct=raw.FPDFText_CountChars(page) == units)
     words_of = _words if units == len(text) else _words_in_units
@@ -162,7 +169,7 @@ class _Letters:
     """Sizes, places and fonts of the letters of a page."""
 
     def __init__(self, page: pdfium.PdfTextPage, number: int, is_direct: bool) -> None:
-        """number: the page's number, from 1. is_direct: PDFium numbers the letters by their places in the text."""
+        """number: the page's number, from 1. is_direct: whether PDFium's number of each letter is its index in the text."""
         self._page, self._number, self._is_direct = page.raw, number, is_direct
         self._x, self._y = ctypes.c_double(), ctypes.c_double()
         self._box, self._matrix = raw.FS_RECTF(), raw.FS_MATRIX()
@@ -289,7 +296,10 @@ def _string(get: Callable[..., int]) -> str:
 
 
 def _unshown(notes: Sequence[tuple[str, str, raw.FS_RECTF]], parts: Sequence[Line], number: int) -> Iterator[Line]:
-    """Yield the values of fields (after their names) and the notes that the page's text lacks, at their places."""
+    """Yield the lines of notes and filled-in fields that are missing from the page's text, each at its place on the page.
+
+    The first line of a field has the field's name before it.
+    """
     shown = {word for part in parts for word in WORD.findall(part.text)} if notes else set()
     size = parts[0].size if parts else 10.0
     for name, text, place in notes:

@@ -49,24 +49,24 @@ class ReadTask(msgspec.Struct):
 
 
 class ReadStep(msgspec.Struct, tag="step"):
-    """The answer after each batch of chunks."""
+    """The child's answer after each batch of a file's chunks. More answers about the file follow."""
 
 
 class Stored(msgspec.Struct, tag="stored"):
-    """The last answer about a file that was read. num_new, gone: as in `WriteOutcome`."""
+    """The child's last answer about a file that was read and stored. num_new, gone: as in `WriteOutcome`."""
 
     num_new: int = 0
     gone: list[int] = []
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The last answer about a file that cannot be read, with the reason."""
+    """The child's last answer about a file that cannot be read, with the reason."""
 
     reason: str
 
 
 class Broken(msgspec.Struct, tag="broken"):
-    """The last answer about a file that cannot be stored. reason: the database's error."""
+    """The child's last answer about a file that cannot be stored. reason: the database's error."""
 
     reason: str
 
@@ -88,7 +88,7 @@ ROOM = Path(__file__).parent
 
 
 class SlowError(Unreadable):
-    """Reading a file takes more processor time than it may."""
+    """Reading a file takes more processor time than its `ReadTask` allows."""
 
 
 class EndedError(Exception):

@@ -49,9 +49,9 @@ class VectorSearch(Protocol):
     def __len__(self) -> int: ...
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the nearest chunks found so far, several times, and whether they are final.
+        """Yield, once or more, the nearest chunks found so far, and whether the search is complete.
 
-        Arguments as in `VectorIndex.search`.
+        The arguments are those of `VectorIndex.search`.
         """
         ...
 
@@ -104,9 +104,9 @@ class VectorIndex:
             self._size = size
 
     def search(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Nearest:
-        """Return the chunks nearest to a query (width,).
+        """Return the at most `limit` chunks nearest to a query (width,).
 
-        only: the numbers to search among; None: all.
+        only: the numbers of the chunks to search among; None for all.
         """
         with self._lock:
             if not self._size:
@@ -123,7 +123,7 @@ class VectorIndex:
         return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the result of `search` once. It is final."""
+        """Yield the result of `search`, once: the search is then complete."""
         yield self.search(query, limit, only), True
 
 
@@ -165,8 +165,8 @@ class Query:
     text: the question.
     top_k: the most hits.
     paths: files and folders to search in; empty for all.
-    min_score: hits with a lower score are left out. None leaves out hits that are far worse than the best hit, both by
-    words and by vectors.
+    min_score: hits with a lower score are left out. If it is None and there is no reranker, a hit is left out if it is far
+    worse than the best hit by words, and also far worse than the best hit by vectors.
     by: `words` or `vectors`, to use only one search; empty for both.
 
     Raises ValueError for a `top_k` below 1 and for too many paths.
@@ -189,8 +189,8 @@ class Query:
 class Hit:
     """A chunk that a search found.
 
-    score: BM25 in the lexical stage, 0 to 1 in fused stages, the reranker's score after it. A search only by vectors has
-    cosines.
+    score: depends on the stage. The lexical stage has BM25 scores. The provisional and the fused stage have scores from 0 to
+    1, or cosines if the search is only by vectors. The reranked stage has the reranker's scores.
     lexical_rank, vector_rank: the rank, from 1, by words and by vectors; None if the chunk is not in that ranking.
     similarity: the cosine between the chunk and the query; None if the chunk is not in the ranking by vectors.
     file: the id of an attached file; empty for a chunk from a folder's index.
@@ -213,7 +213,7 @@ class Hit:
 class Stage:
     """The hits of a search so far, best first.
 
-    name: one of the four stages.
+    name: `lexical`, `provisional`, `fused` or `reranked`.
     is_last: whether no stage follows.
     left_out: the number of hits that were left out because of their scores.
     """
@@ -284,7 +284,10 @@ class Search:
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
-        """Yield the hits whenever the first documents change, and once more at the end. The flag is true at the end."""
+        """Search by vectors, and yield the hits so far whenever the documents that a stage shows have changed.
+
+        At the end of the search, yields the hits with True; before the end, with False.
+        """
         lexical = [(number, score) for number, (_, score) in by_words.items()]
         shown = _shown(self._near(lexical, query, by_words, {}), query)
         only = self._only(self._paths(query))
@@ -297,7 +300,7 @@ class Search:
                 yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
-        """Return the best scored chunks as hits, at least as many as the query wants or as a reranker reads."""
+        """Return the best scored chunks as hits: `top_k` of them, or as many as a reranker reads if those are more."""
         near = self._near(scored, query, by_words, by_vectors)
         kept = {number for number, _ in near}
         num_far = sum(number not in kept for number, _ in scored[: query.top_k])
@@ -315,10 +318,10 @@ class Search:
     def _near(
         self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks
     ) -> Sequence[tuple[int, float]]:
-        """Return the scored chunks that are not far worse than the best chunk by words, or not by vectors.
+        """Return the scored chunks without those that are far worse than the best chunk, both by words and by vectors.
 
-        Some chunk is always the nearest to a question, even if no chunk answers it. With a reranker or `min_score`, all
-        chunks are returned.
+        Such chunks were found only because some chunk is always the nearest, even if no chunk answers the question. With a
+        reranker or `min_score`, all chunks are returned.
         """
         if self._rerank or query.min_score is not None:
             return scored

@@ -2,9 +2,10 @@
 
 A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Then only this process ends: its
 transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are also cut and stored
-here. In the server's process, the engine would have to wait for the interpreter's lock meanwhile.
+in this process: in the server's process, that would take the interpreter's lock, and the engine would have to wait.
 
-Each line of the input is a `ReadTask`. The answers are a `ReadStep` after each batch of chunks, and the result of the file.
+Each line of the input is a `ReadTask`. The process answers with a `ReadStep` after each batch of chunks, and with the result
+after each file.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _bound_memory() -> None:
 
 
 def _bound_time(seconds: float) -> None:
-    """Let a signal end the process after more processor time than this, even inside a library. 0 removes the limit."""
+    """Limit the processor time: after so many seconds, a signal ends the process, even inside a library. 0 for no limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -181,7 +182,10 @@ def _read_as(data: bytes, suffix: str, outline: Outline) -> None:
 
 
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks, and report each batch. If the server has ended, a report fails before the commit."""
+    """Yield chunks, and report each batch to the server.
+
+    If the server has ended, the report fails. The file's transaction is not committed yet, so it is rolled back.
+    """
     chunks = iter(chunks)
     while batch := list(islice(chunks, BATCH)):
         yield from batch

@@ -47,7 +47,7 @@ class _State:
     kind: what its text is used for; empty for text of the document.
     codec: the encoding of its font; empty for the default.
     skipped: fallback characters to skip after each Unicode character.
-    hidden: the kind under which its text is counted if it is left out; empty for visible text.
+    hidden: empty if the text is kept; otherwise the kind of left-out text, under which its letters are counted.
     """
 
     kind: str = ""

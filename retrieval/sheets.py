@@ -1,7 +1,7 @@
 """Reads spreadsheets. A sheet is a section, and its rows stay rows.
 
-This module reads Excel's format since 2007 itself, which is sparse and says how a number is displayed. The library
-calamine reads older formats.
+This module itself reads the format that Excel has had since 2007 (XLSX): empty cells are not stored there, and each number
+has a format that says how it is displayed. The library calamine reads the formats XLS and XLSB.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ def shown(value: object) -> str:
 
 
 def read_xls(data: bytes, outline: Outline) -> None:
-    """Add the sheets of an old Excel workbook, or HTML or rows of text, which other programs write under its suffix."""
+    """Add the sheets of an old Excel workbook, or the HTML or rows of text that other programs write under its suffix."""
     if data.startswith((OLD_FORMAT, ZIP)):
         read_calamine(data, outline)
     elif (text := decode(data, label_of(data))).lstrip()[:1] == "<":

@@ -1,6 +1,6 @@
 """Reads the database of an index, and counts the uses of chunks.
 
-The index survives a kill of the process: of each file, it has either the earlier or the new state.
+If the process is killed, the index stays whole: it has each file either as it was before or as it is now, never in part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEFT_OUT = msgspec.json.Decoder(dict[str, int])
 
 
 class FilePart(NamedTuple):
-    """A chunk at its place in a file, as in `Chunk`."""
+    """A chunk at one of its places in files. The fields are those of `Chunk`."""
 
     title: str
     text: str
@@ -42,14 +42,17 @@ class FilePart(NamedTuple):
 class Store:
     """The SQLite file. One thread may write files and vectors; any thread may read at the same time.
 
-    A file that is damaged, or of another version or origin, is emptied, because the index can be rebuilt.
+    A file that is damaged, of another version, or has other chunks than `origin` says, is emptied: the index can be rebuilt.
 
     num_chunks: the number of chunks in the index.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
-        """Open the file. origin: how `chunks` and `vectors` are made, as text. Chunks or vectors of another origin are
-        removed. None opens the file only for reading.
+        """Open the file.
+
+        origin: two texts, `chunks` and `vectors`, which say how each of them is made. If the file has another text for
+        one of them, the file's chunks or vectors were made in another way, and are removed. If `origin` is None, the file
+        is only read.
         """
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
@@ -145,7 +148,10 @@ class Store:
                 self._writer.execute("detach database old")
 
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
-        """Call `write`, with which another process writes. Return the numbers of the chunks that are in no file any more."""
+        """Call `write`, and return the numbers of the chunks that are in no file any more.
+
+        write: lets another process write to the index. Meanwhile, this process does not write.
+        """
         with self._writing:
             return self._count(write())
 
@@ -250,7 +256,10 @@ class Store:
     # ---- vectors ---------------------------------------------------------------------------------------------------
 
     def without_vectors(self, limit: int, after: int = 0) -> list[tuple[int, str, str, int]]:
-        """Return number, title, text and tokens of the next chunks that need a vector. after: as in `vectors`."""
+        """Return number, title, text and tokens of chunks that need a vector, lowest numbers first.
+
+        after: return only chunks with higher numbers.
+        """
         query = """
             select number, title, text, tokens from chunk
             where number > ? and is_embedded and not exists (select 1 from vector where chunk = number)
@@ -335,11 +344,11 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
 
 
 def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
-    """Return the old index, which answers until the index at `path` has read all files; None if there is no old index.
+    """Return the old index, for searches until the new index at `path` has all files; None if there is no old index.
 
-    An index of an older version or with other chunks is moved to a file beside `path`, where the next start finds it too.
-    If that file already exists, it is complete, and the index at `path` is a later one that was never completed. Then the
-    index at `path` is removed.
+    If the index at `path` is of an older version or has other chunks, it is the old index. It is moved to a file beside
+    `path`, where the next start also finds it. But if there is already such a file, that one is the old index, and has all
+    files: the index at `path` was made after it, and was never completed. Then the index at `path` is removed.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
@@ -370,7 +379,7 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
-    """Whether a file is an index that can be searched, but is of another version or has other chunks than a new index."""
+    """Whether a file is an old index: it can be searched, but a new index would have another version or other chunks."""
     try:
         with closing(writing.connect(path)) as connection:
             (version,) = connection.execute("pragma user_version").fetchone()
@@ -385,7 +394,7 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Copy the vectors and use counts of equal texts from an old index, and remove its file.
+    """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same. Remove its file.
 
     If the file is gone, another process has already done this.
     """
@@ -419,7 +428,10 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
 
 
 def headings(store: Store, limit: int) -> list[str]:
-    """Return different headings for first questions: titles of the files changed last, then headings inside these files."""
+    """Return up to `limit` headings, each once, to offer to a user as first questions.
+
+    Titles of the files changed last come first, then headings inside these files.
+    """
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
     of_file = """
         select title from place join chunk on chunk.number = place.chunk
@@ -451,7 +463,10 @@ def likeliest(store: Store, most_tokens: int) -> list[int]:
 
 
 def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
-    """Yield numbers and tokens of chunks, some twice. Files are read one at a time, so that a search waits only for one."""
+    """Yield the numbers and tokens of chunks, likeliest first, some chunks twice.
+
+    Each file is read by a query of its own, so that a search has to wait for one such query at most.
+    """
     popular = "select number, tokens from popularity join chunk on number = chunk order by uses desc, number"
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path"
     of_file = """

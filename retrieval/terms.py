@@ -187,9 +187,10 @@ def terms_of(words: Iterable[str], language: str) -> str:
 
 
 def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """Yield lists of terms and phrases for a word of a question. The entries of a list are spellings of the same word.
+    """Yield what to search for, for one word of a question: lists of spellings. Any spelling of a list matches.
 
-    In a script without spaces, each pair of neighbouring letters is a phrase.
+    A spelling is one term, or a phrase: several terms with spaces between them. In a script without spaces, each pair of
+    neighbouring letters is a phrase, in a list of its own.
 
     languages: the languages of the texts in the index.
 

@@ -1,4 +1,4 @@
-"""Searches by words. SQLite's FTS5 finds the chunks. BM25 ranks them, with a share of the file's score."""
+"""Searches by words. SQLite's FTS5 finds the chunks. A chunk's rank depends on its BM25 score and on its file's score."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _json(paths: Sequence[str]) -> str:
 
 
 def _has_terms(connection: sqlite3.Connection) -> bool:
-    """Whether the index has terms by language, as the scores need them. An index of an older version has not."""
+    """Whether the terms of the index are stemmed by language, as the scores require. In older versions they are not."""
     query = "select 1 from sqlite_master where name = 'told' and instr(sql, 'terms(text, language)')"
     return connection.execute(query).fetchone() is not None
 

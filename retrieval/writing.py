@@ -179,7 +179,7 @@ def put_file(
 ) -> WriteOutcome:
     """Store a file with all its chunks in order.
 
-    most_vectors: the number of chunks that get a vector. The word search finds later chunks too.
+    most_vectors: only so many chunks, the first ones of the file, get a vector. The word search also finds the others.
     """
     with transaction(connection):
         row, before = _put_row(connection, file)

@@ -156,7 +156,7 @@ def test_a_missing_figure_is_a_zero_once_an_engine_has_reported_one(caplog):
             front.chat("?", documents=documents("alpha"))
             until(lambda number=number: metric(front, "documents") == number + 1)
         assert (metric(front, "unreported"), metric(front, "cached_tokens")) == (2, 48)
-    assert sum("tells no cached tokens" in record.message for record in caplog.records) == 1
+    assert sum("reports no cached tokens" in record.message for record in caplog.records) == 1
 
 
 def test_slotcache_upstream_orders_by_itself(engine):
