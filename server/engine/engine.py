@@ -141,15 +141,15 @@ class Sleep:
     The methods from `is_asleep` to `keep` may be called in any thread. The methods from `seconds_left` on may be called
     only in the engine's thread.
 
-    On a shared device the models take turns. One turn, at whose end another model waits for the device:
+    On a shared device the models take turns. This turn ends because another model waits for the device:
 
         on_want, grant, load |-- steps --|-- lingers --| unload, on_free
                                      last_use
 
     After its last step the model lingers: it stays loaded for as long as its load took, but not beyond `_turn_end`. A
     request that arrives while the model lingers is answered without another load. If no request arrives after the other
-    model began to wait, lingering was useless, and the next turns end right after their last step. But if a request then
-    arrives before `_linger_end`, lingering would have helped, so the turns linger again.
+    model began to wait, lingering was useless, and the next turns end right after their last step. But if a request
+    arrives soon after such a turn, before `_linger_end`, lingering would have saved a load, so the model lingers again.
 
     seconds: the model is unloaded after this time without a step; 0: never. on_wake: called in the engine's thread after
     each load, with the error if the load failed. is_awake: whether the model is loaded, so that steps can run. last_use:
@@ -208,7 +208,7 @@ class Sleep:
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the model's turn after about `seconds`, because another model waits for the device.
+        """End the model's turn after about `seconds`. The reason is another waiting model, or a request to unload this one.
 
         The turn ends earlier once no request runs and the model no longer lingers (see the class). A turn that has not run
         a step lasts for at least as long as the model's load took. At the end of the turn, running requests are still
@@ -225,7 +225,7 @@ class Sleep:
     def bring(self) -> None:
         """Load a sleeping model before a request needs it.
 
-        This counts as a use of the model, unless another model waits for the device.
+        This counts as a use of the model, unless its turn is ending.
         """
         if self.can_sleep:
             self._is_wanted = True
@@ -260,12 +260,12 @@ class Sleep:
 
     @property
     def is_ending(self) -> bool:
-        """Whether another model waits for the device."""
+        """Whether `end_turn` was called in this turn: another model waits for the device, or this one is to be unloaded."""
         return self._turn_end is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn's time is up, so that it admits no further request. A turn without a step is not over."""
+        """Whether the turn's time is up, so that it admits no further request. A turn without a step is never over."""
         return self._turn_end is not None and self.is_used and perf_counter() >= self._turn_end
 
     def _take_device(self) -> None:
@@ -706,7 +706,7 @@ class Engine:
     def _read_ahead(self) -> bool:
         """Let a draft model compute a part of an idle slot's history. Return whether it computed something.
 
-        Return False if nothing remains to be computed, the model is asleep, or another model waits for the device.
+        Return False if nothing remains to be computed, the model is asleep, or its turn is ending.
         """
         if not self.sleep.is_awake or self.sleep.is_ending:
             return False

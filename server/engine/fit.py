@@ -450,7 +450,7 @@ class Measure:
         self.model.close()
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
-        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context, for any reason."""
+        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context: not only for memory."""
         if settings.ctx_size <= MOST_COUNTED:
             return self._counted(settings)
         half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))

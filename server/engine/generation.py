@@ -130,9 +130,8 @@ Event = Delta | PromptProgress | Final
 class Unread:
     """The events that a client has not read yet: some progress events, the text, and the final event.
 
-    Only the event loop may use it. If a client reads slowly, its pieces of text are joined into one longer piece, and at
-    most `MAX_PROGRESS` progress events are kept. So the unread events of a client that never reads are no larger than its
-    answer.
+    Only the event loop may use it. If a client reads slowly, its pieces of text are joined into one longer piece. If a
+    client never reads, at most its answer and `MAX_PROGRESS` progress events are kept.
 
     take_now: if `get` is waiting, `put` calls this function with a new piece of text, which saves a turn of the event loop.
     If the function returns True, it has delivered the piece. If it returns False, `get` returns the piece.
@@ -266,7 +265,7 @@ class Pending:
         return taken
 
     def cut(self) -> int | None:
-        """Drop the logprobs of tokens that lie wholly in or after the stop string that ended the answer.
+        """Drop the logprobs of tokens that lie wholly in the stop string that ended the answer.
 
         Return how many characters of the last token with logprobs are in the text. Return None if no token has logprobs.
         """
@@ -571,7 +570,8 @@ class Generation:
 def account(generations: Sequence[Generation]) -> Fields:
     """Return the figures of a request for the log. generations: the choices of the request.
 
-    The prompt's figures are those of the first generation that ended with an End. If none did, there is only `end`.
+    The prompt's figures are those of the first generation that ended with an End. If none did, the only
+    figure is `end`, which says how the choices ended.
     """
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}

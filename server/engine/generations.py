@@ -221,7 +221,10 @@ class Generations:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
-        """End a generation in the engine, unless it has already ended."""
+        """End a generation in the engine, unless it has already ended. Its client gets no event from this.
+
+        Close the generation's sampler, and finish its request in the scheduler.
+        """
         if generation.done:
             return
         generation.done = True

@@ -50,8 +50,8 @@ Fields = dict[str, object]
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: whether the prompt has the document at another place
-    among the documents.
+    rank: the document's place in the retrieval order, from 1. moved: whether the document has another place than that
+    among the documents of the prompt.
     """
 
     id: str
@@ -116,8 +116,8 @@ class Report:
     fetch_time: the wait for KV from a tier below host memory. segments: only if the request asks for them. reordered: only
     if the documents are not in retrieval order.
 
-    The service sets four fields, each only in one case. conversation: if the chat belongs to a conversation. retrieval: if
-    the server searched for documents. moved: if the server moved changing text out of the instructions.
+    The service sets four fields, each only on a condition. conversation: if the chat belongs to a conversation. retrieval:
+    if the server searched for documents. moved: if the server moved changed text of the instructions.
     documents_in_text: if the server found documents in the text of a message.
     """
 

@@ -43,8 +43,8 @@ Tiers = Mapping[str, LowerTier | None]
 class EngineStats:
     """The engine's figures at one moment: counts, cells, tokens, bytes and seconds.
 
-    cached_tokens: the number of reused prompt tokens by source. num_running, num_waiting: the numbers of clients'
-    requests.
+    cached_tokens: the numbers of reused prompt tokens by source. num_running, num_waiting: how many clients' requests run,
+    and how many wait.
     """
 
     gauges: Described
@@ -360,7 +360,7 @@ class Missing:
     """The part of a prompt that has to be computed, and whether idle time can be used for it now.
 
     tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free. idle:
-    whether the engine has no request, the model is loaded, and no other model waits for the device.
+    whether the engine has no request, the model is loaded, and its turn on a shared device is not ending.
     """
 
     tokens: int
@@ -385,7 +385,7 @@ class View:
     def keeps_snapshots(self) -> bool:
         """Whether the cache keeps snapshots of recurrent states.
 
-        It does if the model cannot cut a sequence at any position, and --cache-ram has room for snapshots.
+        It does if the model cannot cut a sequence at an arbitrary position, and --cache-ram has room for snapshots.
         """
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
@@ -455,7 +455,7 @@ class View:
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
         """Mark KV that only this session has used, so that it is evicted before other KV.
 
-        branches: the session's prompts: the scope and the tokens (int32) of each. The future gets the number of marked
+        branches: the scope and the tokens (int32) of each prompt of the session. The future gets the number of marked
         tokens.
         """
         index, counters = self._scheduler.index, self._scheduler.counters
