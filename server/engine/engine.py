@@ -1,7 +1,7 @@
 """The engine: the one thread that computes, its inbox, the model's sleep, and the watchdog.
 
-Other threads put functions into the inbox, and the engine's thread runs them between two steps. After each step, one call
-passes the events of all streams to the event loop.
+Other threads put functions into the inbox, and the engine's thread runs them between two steps. After each step, the
+engine's thread passes the new events of all generations to the event loop, in a single call.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Act = Callable[[], None]
 
 
 class Inbox:
-    """Functions ("acts") that any thread queues for the engine's thread. An accepted act always runs."""
+    """Functions ("acts") that any thread queues for the engine's thread. If `put` returns True, the act will run."""
 
     def __init__(self) -> None:
         self._acts: SimpleQueue[Act] = SimpleQueue()
@@ -53,7 +53,7 @@ class Inbox:
         self._closed: str | None = None  # the reason, once the inbox is closed; guarded by the lock
 
     def put(self, act: Act) -> bool:
-        """Queue an act. Return False if the inbox is closed, so that the act will not run."""
+        """Queue an act, and return True. If the inbox is closed, return False: the act will not run."""
         with self._lock:  # nothing is queued after the last act
             if self._closed is None:
                 self._acts.put(act)
@@ -62,8 +62,8 @@ class Inbox:
     def ask(self, question: Callable[[], T]) -> Future[T]:
         """Have the engine's thread run a function between two steps.
 
-        The future gets the function's result or exception. Once the inbox is closed, it gets a RequestError with status
-        503.
+        The returned future gets the function's result or exception. If the inbox is already closed, the future gets a
+        RequestError with status 503.
         """
         future: Future[T] = Future()
 
@@ -80,11 +80,14 @@ class Inbox:
         return future
 
     def refusal(self) -> RequestError:
-        """Return the error of a call that comes after `close`."""
+        """Return the error for callers whose act comes after `close`."""
         return RequestError(self._closed or "the engine accepts nothing", status=503)
 
     def close(self, last: Act, why: str) -> None:
-        """Queue `last`, and accept no further act. A second call only changes the reason."""
+        """Queue `last` as the last act, and close the inbox.
+
+        why: the reason, for the message of `refusal`. If the inbox is already closed, only the reason changes.
+        """
         with self._lock:
             if self._closed is None:
                 self._acts.put(last)
@@ -95,14 +98,14 @@ class Inbox:
         return self._acts.empty()
 
     def wait(self, seconds: float) -> Act | None:
-        """Wait for the next act, and remove it from the queue. Return None if no act comes in time."""
+        """Wait for the next act, and remove it from the inbox. Return None if no act comes within `seconds`."""
         try:
             return self._acts.get(timeout=None if seconds == inf else seconds)
         except Empty:
             return None
 
     def take(self) -> Act | None:
-        """Remove and return the next act; None: the inbox is empty."""
+        """Remove and return the next act. Return None if the inbox is empty."""
         try:
             return self._acts.get_nowait()
         except Empty:
@@ -119,11 +122,11 @@ sleep_logger = logging.getLogger("slotcache")
 class DeviceTurns:
     """The callbacks by which a model reports to the scheduler of a shared device.
 
-    The engine's thread calls the first three. on_want: the model is needed and not on the device. on_load: the model is
-    loaded, or its load failed with the given error. on_free: the model is unloaded.
+    on_want: called when the model is needed but not on the device. on_load: called when the model is loaded, or with the
+    error if its load failed. on_free: called when the model is unloaded. The engine's thread calls these three callbacks.
 
-    make_room: a load failed, maybe for lack of memory. The loading thread calls this callback, which returns whether it
-    unloaded something, so that a second try may fit.
+    make_room: called in the loading thread after a load failed, maybe for lack of memory. It unloads other models if it
+    can. If it returns True, it has unloaded a model, and the load is tried once more.
     """
 
     on_want: Callable[[], None]
@@ -135,19 +138,22 @@ class DeviceTurns:
 class Sleep:
     """Decides when the model is on the device.
 
-    Any thread may call the methods up to and including `keep`. Only the engine's thread may call the methods after it.
+    The methods from `is_asleep` to `keep` may be called in any thread. The methods from `seconds_left` on may be called
+    only in the engine's thread.
 
-    On a shared device the models take turns. While another model waits, a turn ends at `_turn_end` or sooner:
+    On a shared device the models take turns. This turn ends because another model waits for the device:
 
-        on_want, grant, load |-- steps --|--- lingers ---| unload, on_free
-                                     last_use     for as long as the load took
+        on_want, grant, load |-- steps --|-- lingers --| unload, on_free
+                                     last_use
 
-    A request that arrives while the turn lingers saves a load. If no request arrives then, later turns do not linger.
-    They linger again after a request that arrives before `_linger_end`: a lingering turn would have caught this request.
+    After its last step the model lingers: it stays loaded for as long as its load took, but not beyond `_turn_end`. A
+    request that arrives while the model lingers is answered without another load. If no request arrives after the other
+    model began to wait, lingering was useless, and the next turns end right after their last step. But if a request
+    arrives soon after such a turn, before `_linger_end`, lingering would have saved a load, so the model lingers again.
 
-    seconds: the time without a step after which the model is unloaded; 0: never. on_wake: called in the engine's thread
-    after each load, with the error if the load failed. is_awake: whether the model is loaded, so that steps can run.
-    last_use: the time of the last step's end or the last request's arrival, whichever is later.
+    seconds: the model is unloaded after this time without a step; 0: never. on_wake: called in the engine's thread after
+    each load, with the error if the load failed. is_awake: whether the model is loaded, so that steps can run. last_use:
+    the time of the latest of these: the end of a step, the end of a load, and the arrival of a request.
     """
 
     def __init__(
@@ -170,7 +176,7 @@ class Sleep:
         self.is_used = True  # a step ran since the last load; until then a turn has a minimum length
         self._loaded_at = 0.0
         self._load_seconds = 0.0  # how long the last load took: the turn lingers for this time
-        self._lingers = True  # False: no request came while the last turn lingered
+        self._lingers = True  # False: the last turn lingered, and no request came after another model began to wait
         self._had_request = False  # a request came after another model began to wait
         self._linger_end = 0.0  # lingering would have caught a request before this time
         self._turn_end: float | None = None  # None: no other model waits
@@ -189,7 +195,7 @@ class Sleep:
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Share the device with other models: ask `device` before each load.
 
-        Call it before the engine starts, while the model is loaded. seconds: the time that this load took.
+        Call it before the engine starts, while the model is loaded. seconds: how long the model's load took.
         """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
@@ -198,25 +204,29 @@ class Sleep:
         self._inbox.put(self._take_device)
 
     def refuse(self, error: Exception) -> None:
-        """Report that the load this model waits for cannot start. error: the reason."""
+        """Report that the model gets no turn, so that its load cannot start. error: the reason."""
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the model's turn for another model, after about `seconds`.
+        """End the model's turn after about `seconds`. The reason is another waiting model, or a request to unload this one.
 
-        The turn ends earlier if no request comes for the time that a load takes. If the turn has not run a step yet, it
-        lasts for at least this time. Running requests are finished. Waiting requests are answered in the next turn.
+        The turn ends earlier once no request runs and the model no longer lingers (see the class). A turn that has not run
+        a step lasts for at least as long as the model's load took. At the end of the turn, running requests are still
+        finished, but waiting requests are answered in the model's next turn.
         """
         self._inbox.put(lambda: self._end_turn(seconds))
 
     def wake(self) -> None:
-        """Load a sleeping model for a request that follows at once. Restart the time after which the model sleeps."""
+        """Load a sleeping model for a request that is about to be submitted. Restart the time until the model sleeps."""
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._wake)
 
     def bring(self) -> None:
-        """Load a sleeping model although no request follows at once. A turn that is ending is not prolonged."""
+        """Load a sleeping model before a request needs it.
+
+        This counts as a use of the model, unless its turn is ending.
+        """
         if self.can_sleep:
             self._is_wanted = True
             self._inbox.put(self._bring)
@@ -227,9 +237,9 @@ class Sleep:
             self.bring()
 
     def keep(self, seconds: float) -> None:
-        """Set the time without a step after which the model sleeps, if it ever sleeps.
+        """Unload the model after `seconds` without a step. The next request restores the usual time.
 
-        The next request restores the usual time.
+        A model that never sleeps stays loaded.
         """
         if self.can_sleep:
             self._inbox.put(lambda: self._set_seconds(seconds))
@@ -250,12 +260,12 @@ class Sleep:
 
     @property
     def is_ending(self) -> bool:
-        """Whether another model waits for the device."""
+        """Whether `end_turn` was called in this turn: another model waits for the device, or this one is to be unloaded."""
         return self._turn_end is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the turn's time is up. Then no further request may start in this turn."""
+        """Whether the turn's time is up, so that it admits no further request. A turn without a step is never over."""
         return self._turn_end is not None and self.is_used and perf_counter() >= self._turn_end
 
     def _take_device(self) -> None:
@@ -303,7 +313,10 @@ class Sleep:
             self.device.on_free()
 
     def load(self) -> None:
-        """Start a load, unless the model is loaded or loading. On a shared device, ask for a turn first."""
+        """Start a load, unless the model is loaded or loading.
+
+        On a shared device, this only asks for a turn. The load starts when the turn is granted.
+        """
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
             self.device.on_want()
@@ -366,10 +379,10 @@ LOOK = 0.25  # how often the watchdog looks, as a share of its limit
 
 
 class Watchdog:
-    """Reports steps of one thread that hang.
+    """Watches the steps of one thread, and reports each step that hangs.
 
-    It does not watch loads, the warm-up or the wait for requests. seconds: the limit. A step hangs after this time plus
-    `TOKEN_SECONDS` for each token of the step. 0: no limit.
+    It does not watch loads, the warm-up or the wait for requests. seconds: the limit; 0: no limit. A step hangs if it takes
+    longer than the limit plus `TOKEN_SECONDS` for each of its tokens.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -381,7 +394,7 @@ class Watchdog:
 
     @property
     def hanging(self) -> float:
-        """The seconds that a hanging step has run so far; 0: no step hangs. Any thread may read it."""
+        """For how many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
@@ -424,9 +437,9 @@ LAST_WORDS, MOST_WORDS = 0.2, 3.0  # usual and most seconds for the last events 
 
 
 def lost() -> RequestError:
-    """Return a new error for requests that a failed step ended.
+    """Return an error for requests that end because a step failed.
 
-    The error is not shared, because each raise lengthens its traceback.
+    Each call makes a new error, because the traceback of one error would grow each time it is raised.
     """
     return RequestError("the engine failed while computing this", status=500)
 
@@ -435,11 +448,11 @@ class Engine:
     """Runs generations in one thread.
 
     Functions of other threads ("acts") run after the current step. Some acts interrupt a step that only does background
-    work. A `View` answers most questions of other threads.
+    work. Other threads read the state of the cache and the slots through a `View`.
 
     is_end: returns whether a token ends an answer. checks: whether to verify the cache's invariants when idle. lower: the
-    tiers below host memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: why
-    the thread has ended for good; None: it has not.
+    tiers below host memory. sleep_after: the `seconds` of `Sleep`. hang_after: the `seconds` of `Watchdog`. failure: the
+    reason if the thread has failed for good; otherwise None.
     """
 
     def __init__(
@@ -483,8 +496,8 @@ class Engine:
     ) -> None:
         """Start the thread. It sends its events to `loop`.
 
-        on_failure: called in `loop` after the thread has failed for good. on_changed: called in `loop` if a load finds a
-        changed model file.
+        on_failure: called in `loop` after the thread has failed for good. on_changed: called in `loop` if a load after a
+        sleep finds that the model file has changed.
         """
         self.outbox.loop, self._on_failure, self._on_changed = loop, on_failure, on_changed
         self._thread.start()
@@ -496,9 +509,11 @@ class Engine:
             self._thread.join()
 
     def submit(self, generations: Sequence[Generation]) -> None:
-        """Queue all of the generations, or none. Raises RequestError if the engine is stopped or a parameter is bad.
+        """Queue all of the generations.
 
-        The samplers are made here, so that bad parameters fail in the caller's thread.
+        If the engine is stopped or a parameter is bad, raises RequestError, and queues none of them.
+
+        The samplers are made here, so that a bad parameter raises in the caller's thread.
         """
         samplers: list[Sampler] = []
         try:
@@ -514,7 +529,10 @@ class Engine:
             self.runner.interrupt.set()
 
     def _computes_for(self, request: Request) -> bool:
-        """Return whether the current step only computes a prefix of this request. Then the step is not interrupted."""
+        """Return whether the current step only computes KV that this request can reuse.
+
+        Such a background step need not be interrupted for the request.
+        """
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
         return bool(jobs) and present and all(job.request.leads_to(request) for job in jobs)
@@ -530,10 +548,11 @@ class Engine:
     def submit_background(self, key: Hashable, generation: Generation, *, beside: bool = False) -> Future[bool]:
         """Compute a generation's prompt in idle time.
 
-        The generation replaces an earlier generation with the same key. A client's request ends the generation, but the
-        tokens computed so far stay cached. The future is False if clients' requests are open or too many prompts wait.
+        The generation replaces an earlier generation with the same key. When a client's request arrives, the generation
+        ends, but the tokens computed so far stay cached. With `beside`, it may go on as long as a slot is free for it.
 
-        beside: whether the generation may use a slot that open requests do not need (see `Background.put`).
+        The future is True if the generation was queued, and False if it may not run now or too many generations are
+        unfinished: see `Background.put`.
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
@@ -560,7 +579,10 @@ class Engine:
     # ---- the engine's own thread -----------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """Carry out the cache's pending memory operations between two steps. Raises RequestError if the engine has ended."""
+        """Carry out the cache's pending memory operations. Raises RequestError if the engine has failed for good.
+
+        Call it between two steps, in the engine's thread.
+        """
         if self.failure is not None:
             raise RequestError(self.failure, status=503)
         if not self.sleep.is_awake:
@@ -635,7 +657,7 @@ class Engine:
 
     @property
     def _fetch_wait(self) -> float | None:
-        """The seconds to wait for KV from lower tiers; None: do not wait, since something else can be computed."""
+        """The seconds to wait for KV from lower tiers. None: do not wait, because not all requests wait for such KV."""
         return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:
@@ -668,9 +690,10 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and on to disk. Then let a draft model read ahead, unless `until` is given.
+        """Copy idle KV to host memory and to the tiers below it. Then let a draft model read ahead.
 
-        An arriving act ends this work.
+        This work ends as soon as an act arrives. until: the time at which the copying ends; if it is given, the draft model
+        does not read ahead.
         """
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
@@ -681,9 +704,9 @@ class Engine:
                 return
 
     def _read_ahead(self) -> bool:
-        """Let a draft model read a piece of an idle slot's history.
+        """Let a draft model compute a part of an idle slot's history. Return whether it computed something.
 
-        Return False if nothing remains to be read, the model is asleep, or its turn is ending.
+        Return False if nothing remains to be computed, the model is asleep, or its turn is ending.
         """
         if not self.sleep.is_awake or self.sleep.is_ending:
             return False
@@ -738,9 +761,9 @@ class Engine:
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Handle the end of a load. If the load failed, fail the waiting requests. The next request tries again.
+        """Handle the end of a load. If the load failed, fail the waiting requests; the next request starts another load.
 
-        There is no second warm-up, because the results of the first warm-up stay valid.
+        The engine warms up only at its start, because the results stay valid when the model is loaded again.
         """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))
@@ -750,10 +773,10 @@ class Engine:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Start again with an empty device, because the tree and the device may disagree after an error.
+        """Empty the device after an error, because the prefix tree and the device may disagree. See `Scheduler.recover`.
 
-        Copies in host memory stay. After two failures in a row without a running request, the copies may be the cause, so
-        they are dropped, too. See `Scheduler.recover`.
+        The copies of KV in host memory stay. But if no request was running at this failure and the failure before it, the
+        copies themselves may be the cause, so they are dropped, too.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -772,7 +795,7 @@ class Engine:
         self.generations.fail_rejected()
 
     def _stop(self, why: str) -> None:
-        """Fail all open generations, and end the loop. This is the inbox's last act."""
+        """Fail all open generations, and end the thread's loop. `stop` queues this method as the inbox's last act."""
         self._stopping = True
         self.generations.close(why)
 
@@ -783,7 +806,7 @@ class Engine:
         self.outbox.call(self._on_failure)
 
     def _give_up(self, why: str) -> None:
-        """Send a Failure to each open generation, and to each generation in the inbox."""
+        """Send a Failure to each open generation, and to each generation that still waits in the inbox."""
         self.failure = why
         self.inbox.close(lambda: None, why)
         self._stopping = True

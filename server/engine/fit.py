@@ -1,4 +1,4 @@
-"""Memory: count what a model takes, and choose the context and the layers that fit."""
+"""Count the memory that a model needs, and choose a context and a number of GPU layers that fit."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ..http.threads import give_way
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlacement:
-    """The quantities that memory may limit.
+    """The quantities that may have to be lowered, so that the model fits into memory.
 
-    gpu_layers: the number of layers on a GPU; the output counts as one layer. gpu_experts: the number of layers whose
-    experts may be on a GPU. Both numbers count from the last layer. Without a GPU they have no meaning.
+    gpu_layers: this many of the last layers are on a GPU; the output counts as one layer. gpu_experts: this many of the
+    last layers may have their experts on a GPU. Without a GPU both numbers have no meaning.
     """
 
     cells: int
@@ -41,7 +41,7 @@ class MemoryPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Concession:
-    """A quantity that may be lowered.
+    """A quantity that may be lowered so that the model fits.
 
     name: a field of `MemoryPlacement`. least, step: the possible values are `least`, `least + step`, and so on.
     """
@@ -52,14 +52,18 @@ class Concession:
 
 
 Excess = Callable[[MemoryPlacement], float]
-"""Returns how many bytes a placement lacks on the device that lacks most; 0 or less: the placement fits."""
+"""Returns the bytes that a placement needs beyond the limit of a device, on the device with the largest excess.
+
+0 or less: the placement fits.
+"""
 
 
 def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: Excess) -> MemoryPlacement | None:
-    """Return the fitting placement that is nearest to the wanted placement. None: not even the least values fit.
+    """Return the fitting placement that is nearest to the wanted placement.
 
-    First, lower the quantities to their least values, one by one in the order of the concessions, until the placement
-    fits. Then raise each lowered quantity, in the opposite order, as far as it fits.
+    Lower the quantities to their least values, one by one in the order of the concessions, until the placement fits. Then
+    raise each lowered quantity, in the opposite order, as far as the placement still fits. Return None if the placement
+    does not fit with all quantities at their least values.
     """
     found, lowered = wanted, []
     for concession in concessions:
@@ -75,10 +79,10 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 
 
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
-    """Return a fitting placement with one quantity raised as far as it still fits.
+    """Raise one quantity of a fitting placement, to at most `most`, as far as the placement still fits. Return the result.
 
-    Each try may load a model again, so there should be few tries. Memory grows linearly with most quantities, so the next
-    value to try is interpolated. If a try narrows the range by less than half, the next try halves the range.
+    Each tried value may load a model again, so there should be few of them. Memory grows linearly with most quantities, so
+    the next value is interpolated. If a tried value narrows the range by less than half, the next value halves the range.
     """
 
     def at(step: int) -> MemoryPlacement:
@@ -111,7 +115,10 @@ ROLLBACK = 4  # drafted tokens that a recurrent state can go back; each token co
 
 
 def num_cells(settings: Settings, model: Model, most: int = DEFAULT_CONTEXT) -> int:
-    """Return the wanted number of cells, rounded up to a multiple of `CELLS`. most: the bound without --ctx-size."""
+    """Return the wanted number of cells, rounded up to a multiple of `CELLS`.
+
+    most: the largest number if --ctx-size is not set.
+    """
     return whole_cells(settings.ctx_size or min(model.context_train or DEFAULT_CONTEXT, most))
 
 
@@ -142,13 +149,13 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The memory of one device, in bytes.
+    """The memory of one device, in bytes, and how much of it the model may use.
 
     free: the free memory; infinite if the device does not report it. cap: the value of --device-memory; 0: no cap. aside:
-    bytes that always stay free. lent: the names of the integrated GPUs that use this memory.
+    bytes that stay free whatever the margin. lent: the names of the integrated GPUs that use this memory.
 
-    counts_weights: whether the weights count as used memory. Weights in host memory do not count if a GPU has memory of
-    its own: they are mapped from the file, so the system may drop them and read them again.
+    counts_weights: whether weights in this memory count as used memory. If a GPU has memory of its own, the weights in host
+    memory do not count: they are mapped from the file, so the system may drop them and read them again.
     """
 
     free: float
@@ -158,19 +165,22 @@ class Limit:
     lent: tuple[str, ...] = ()
 
     def most(self, margin: int) -> float:
-        """Return how many bytes the model may use. margin: bytes of the device's free memory that stay free."""
+        """Return the most bytes that the model may use. margin: bytes of the device's free memory that stay free."""
         return min(max(self.free - max(margin, self.aside), 0), self.cap or math.inf)
 
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
-        """Return by how many bytes the use of this device is too large; 0 or less: it fits. others: all devices' uses."""
+        """Return the bytes that the model uses beyond `most`; 0 or less if it fits.
+
+        use: the use of this device. others: the uses of all devices, which include integrated GPUs with the same memory.
+        """
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
-        """Return how many bytes of this memory integrated GPUs use."""
+        """Return the number of bytes that integrated GPUs use of this memory."""
         return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
-        """Return the reason for the result of `most`, in words."""
+        """Describe what determines the result of `most`: --device-memory or the free memory."""
         if self.cap and self.most(margin) == self.cap:
             return "--device-memory"
         stay = max(margin, self.aside)
@@ -178,7 +188,7 @@ class Limit:
 
 
 def limits(settings: Settings) -> dict[str, Limit]:
-    """Return the limit of host memory and of each GPU that may have layers, by ggml's name of the device.
+    """Return the limits of host memory and of each GPU that may get layers. The keys are ggml's device names.
 
     --device-memory limits the GPUs, or host memory if there is no GPU. The use of an integrated GPU also counts as use of
     host memory.
@@ -191,14 +201,15 @@ def limits(settings: Settings) -> dict[str, Limit]:
 
 
 def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> dict[str, float]:
-    """Return by how many bytes the use of each device is too large, by the device's name; 0 or less: it fits."""
+    """Return each device's `Limit.excess`, by the device's name."""
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
 def beside(settings: Settings) -> int:
-    """Estimate the bytes of the other models and the adapters by the sizes of their files.
+    """Estimate the bytes of what is loaded beside the served model, from the sizes of the files.
 
-    A draft model also needs KV for as many tokens as the served model may have cells.
+    These are the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV for as
+    many tokens as the served model may have cells.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -215,9 +226,9 @@ WORDS_ALONE = "none"
 
 
 def embedding_file(settings: Settings) -> str:
-    """Return the file of the embedding model; empty if there is none.
+    """Return the file of the embedding model; empty if no embedding model is used.
 
-    With --docs the default is the packaged embedding model, if an earlier start has downloaded it.
+    With --docs and no --embedding-model, the packaged embedding model is used if it has already been downloaded.
     """
     if settings.embedding_model == WORDS_ALONE:
         return ""
@@ -233,8 +244,8 @@ ASIDE = 2 << 30  # bytes of host memory that stay free for the system even with 
 def aside(settings: Settings) -> int:
     """Return the bytes of host memory that stay free if the context is longer than `DEFAULT_CONTEXT`.
 
-    They are for the system (`ASIDE`) and for idle KV (at most `ASIDE`). Both have enough, because idle KV takes at most
-    half of the memory that is free after the start.
+    `ASIDE` of these bytes are for the system. The others are for idle KV: --cache-ram, but at most `ASIDE`. Idle KV cannot
+    use up the system's bytes, because it takes at most half of the memory that is free after the start.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -250,7 +261,7 @@ def mib(size: float) -> str:
 class Counted:
     """A placement and the memory that it uses on each device.
 
-    error: llama.cpp's error if it cannot create the context; empty otherwise.
+    error: llama.cpp's error if it cannot create a context for the placement; empty otherwise.
     """
 
     placement: MemoryPlacement
@@ -260,11 +271,11 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The wanted placement and the chosen placement.
+    """The wanted placement, the chosen placement, and the reasons.
 
-    margin: bytes that stay free on each device. num_layers: the number of the model's layers, the output counted as one
-    layer; 0: there is no GPU. has_experts: whether some layers are mixtures of experts. has_overrides: whether -ot places
-    some tensors. notes: further lines for `lines`.
+    margin: bytes that stay free on each device. num_layers: the number of the model's layers, where the output counts as
+    one layer; 0 if there is no GPU. has_experts: whether some layers are mixtures of experts. has_overrides: whether -ot
+    places some tensors. notes: remarks for the user, which `lines` yields last.
     """
 
     wanted: Counted
@@ -295,7 +306,7 @@ class Decision:
         yield from self.notes
 
     def lacking(self, uses: Sequence[Use]) -> dict[str, str]:
-        """Return a text for each device that lacks memory, by the device's name."""
+        """Describe how much memory each device lacks, by the device's name. Devices that lack none are left out."""
         found = excesses(self.limits, uses, self.margin)
         return {device: f"{device} lacks {ceil(excess / MIB):,} MiB" for device, excess in found.items() if excess > 0}
 
@@ -346,7 +357,8 @@ MOST_COUNTED = 1 << 20
 class LoadProgress(Protocol):
     """A callback that reports a load's progress. It returns False to abort the load.
 
-    share: the share of the weights that is loaded, from 0 to 1. doing: a description of other current work.
+    share: the share of the weights that is loaded, from 0 to 1. doing: what the load does at the moment, in words; empty
+    while it loads weights.
     """
 
     def __call__(self, share: float, doing: str = "") -> bool: ...
@@ -380,7 +392,7 @@ def open_model(
 
 
 def open_beside(settings: Settings, file: str, *, is_simulated: bool = False) -> Model:
-    """Load a further model on the devices of the served model. Raises ModelError.
+    """Load another model on the devices of the served model. Raises ModelError.
 
     The flags that override metadata and rotary positions apply only to the served model.
     """
@@ -426,7 +438,7 @@ def rope_scaling_of(settings: Settings) -> RopeScaling:
 class Measure:
     """Counts the memory of contexts by simulating the model.
 
-    The last simulated model stays open, so that a further context of the same model takes only milliseconds.
+    The last simulated model stays open, so that counting another context of this model takes only milliseconds.
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
@@ -438,7 +450,7 @@ class Measure:
         self.model.close()
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
-        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context, for any reason."""
+        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context: not only for memory."""
         if settings.ctx_size <= MOST_COUNTED:
             return self._counted(settings)
         half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
@@ -480,7 +492,10 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Extrapolate the use `steps` steps beyond `other`. One step is the difference from `one` to `other`."""
+    """Extrapolate a device's use from the uses of two contexts, of which `other` is the larger one.
+
+    steps: how far the result lies beyond `other`, in multiples of the difference from `one` to `other`.
+    """
     kv, compute = (int(b + (b - a) * steps) for a, b in ((one.kv, other.kv), (one.compute, other.compute)))
     return replace(other, kv=kv, compute=compute)
 
@@ -493,9 +508,9 @@ READ_AGAIN = "the weights are larger than the free memory: the system reads them
 def fit(settings: Settings, path: Path) -> tuple[Settings, Decision | None]:
     """Return settings with which the model fits, and the decision.
 
-    The decision is None for an encoder, or if memory cannot be counted. Settings that differ from their defaults stay,
-    but -c is rounded up to a multiple of `CELLS`. With --fit off only -c changes. Raises ModelError if the model does not
-    fit.
+    The decision is None for an encoder, or if memory cannot be counted. A setting that the user changed from its default is
+    kept, except that -c is rounded up to a multiple of `CELLS`. With --fit off no setting but -c is changed. Raises
+    ModelError if the model does not fit.
     """
     measure = Measure(settings, path)
     try:
@@ -545,7 +560,7 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose a context longer than `DEFAULT_CONTEXT`. None: no such context fits with all other wanted quantities."""
+        """Choose a context longer than `DEFAULT_CONTEXT`, without lowering another quantity. None: no such context fits."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -556,9 +571,10 @@ class Fitting:
         return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
-        """Yield conditions for a fit, the strictest first.
+        """Yield the rules by which a placement may count as fitting, from the strictest to the loosest.
 
-        Each condition is a margin, whether weights in host memory count, and a note for the user on the drawback.
+        Each rule has three parts: the margin, whether weights in host memory count as used memory, and a note that tells
+        the user the drawback; the note is empty if there is no drawback.
         """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
@@ -570,7 +586,10 @@ class Fitting:
                 yield int(max(host.free, 0) * share), False, READ_AGAIN
 
     def _concessions(self) -> Iterator[Concession]:
-        """Yield the quantities that may be lowered because no flag sets them. Quantities that hurt least come first."""
+        """Yield the quantities that may be lowered because no flag sets them.
+
+        They are ordered by the harm of lowering them, from the least to the most.
+        """
         given = self.settings
         is_given = {
             "cells": given.ctx_size > 0,
@@ -592,7 +611,8 @@ class Fitting:
     def placed(self, placement: MemoryPlacement) -> Settings:
         """Return the settings for a placement.
 
-        The settings of layers change only if they differ from the wanted placement.
+        -ngl changes only if the placement differs from the wanted placement in `gpu_layers`. -ncmoe changes only if they
+        differ in `gpu_experts`.
         """
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
@@ -602,7 +622,10 @@ class Fitting:
         return replace(self.settings, **changed)
 
     def excess(self, placement: MemoryPlacement, margin: int) -> float:
-        """Return how many bytes a placement lacks on the device that lacks most; 0 or less: the placement fits."""
+        """Return the bytes that a placement lacks on the device with the largest lack; 0 or less if the placement fits.
+
+        The result is infinite if llama.cpp cannot create a context for the placement.
+        """
         counted = self.count(placement)
         lacking = excesses(self.limits, counted.uses, margin).values()
         return math.inf if counted.error else max(lacking, default=0)
@@ -654,7 +677,10 @@ class Fitting:
         return f"{mib(use.total + limit.shared(uses))} ({parts}{lent})"
 
     def _any_that_fits(self) -> MemoryPlacement | None:
-        """Search for any placement that fits, even against the user's flags: first with at least --fit-ctx cells."""
+        """Search for any placement that fits, even if it contradicts the user's flags.
+
+        Only if none has at least --fit-ctx cells, also search for placements with fewer cells.
+        """
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
                 return found
@@ -681,8 +707,9 @@ class Fitting:
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
     """Replace `--repack auto` by the faster layout of the weights.
 
-    With --flash-attn off, which promises exact bits, or with a GPU, the ordinary layout is chosen. With --cache-dir the
-    choice of the first start stays, since KV depends on the layout. progress: as in `Model`.
+    The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact
+    to the bit. With --cache-dir, the choice of the first start is stored there and kept, because KV of one layout cannot be
+    used with the other. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

@@ -1,7 +1,7 @@
 """A generation turns the tokens of one answer into text, detects its end, and makes events for the event loop.
 
 Each generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes the
-generation when it sends the final event, so a client that does not read cannot keep the generation open.
+generation as soon as it sends the final event. So a client that reads slowly, or not at all, cannot keep it open.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Delta:
     """The next piece of the answer's text, with its tokens.
 
     logprobs: one entry for each token, if the request asks for logprobs. num_generated: the number of the answer's tokens
-    up to the end of this piece. is_last: whether the answer ends with this piece. kept: how many characters of the last
-    token are in the answer; None: all of them.
+    up to the end of this piece. is_last: whether the answer ends with this piece. kept: if a stop string cuts the last
+    token with logprobs, the number of this token's characters in the answer; None: all of them.
     """
 
     text: str
@@ -67,8 +67,8 @@ class Delta:
 class PromptProgress:
     """The progress of a prefill.
 
-    total: the number of the prompt's tokens. cache: the number of cached tokens. processed: the number of tokens that are
-    done, including the cached tokens.
+    total: the number of the prompt's tokens. cache: how many of them were cached. processed: how many of them have KV now,
+    including the cached tokens.
     """
 
     total: int
@@ -93,8 +93,8 @@ class End:
     """The last piece of an answer, with its tokens.
 
     reason: `stop` or `length`. logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs.
-    sampled: the token ids (int32) of the whole answer; None if the ids must not be kept or do not spell the answer's text
-    exactly. prompt: the prompt's text, for answers that show it; the code that reads the event sets it.
+    sampled: the token ids (int32) of the whole answer, if they may be kept and spell the answer's text exactly; else None.
+    prompt: the prompt's text, if the answer repeats it. The engine leaves it empty, and the reader of the event sets it.
     """
 
     text: str
@@ -128,13 +128,13 @@ Event = Delta | PromptProgress | Final
 
 
 class Unread:
-    """The events that a client has not read yet: some progress, the pieces of text, and the end.
+    """The events that a client has not read yet: some progress events, the text, and the final event.
 
-    Only for the event loop. A slow client gets longer pieces. If a client never reads, its unread events are no larger
-    than its answer.
+    Only the event loop may use it. If a client reads slowly, its pieces of text are joined into one longer piece. If a
+    client never reads, at most its answer and `MAX_PROGRESS` progress events are kept.
 
-    take_now: called with a new piece of text while `get` waits; this saves a turn of the event loop. If it returns True,
-    it has taken the piece. Otherwise `get` returns the piece.
+    take_now: if `get` is waiting, `put` calls this function with a new piece of text, which saves a turn of the event loop.
+    If the function returns True, it has delivered the piece. If it returns False, `get` returns the piece.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -148,7 +148,7 @@ class Unread:
         self._arrived = asyncio.Event()
 
     def qsize(self) -> int:
-        """Return how many events `get` would return without waiting."""
+        """Return how many calls of `get` would return without waiting."""
         num_pieces = len(self._text) if len(self._text) <= MAX_PIECES else 1
         return len(self._progress) + num_pieces + (self._final is not None)
 
@@ -198,7 +198,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Remove and return the first piece. For a slow client, join all pieces into one."""
+        """Remove and return the first piece. If there are more than `MAX_PIECES`, join all of them and return the result."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -217,13 +217,14 @@ def _join(deltas: Sequence[Delta]) -> Delta:
 
 @dataclass(slots=True)
 class Pending:
-    """Tokens that are not sent yet, and the part of their text that is known.
+    """The tokens of an answer that are not sent yet, and as much of their text as may be sent.
 
-    The text of the last tokens is not known while it may be part of a stop string.
+    Text is held back while it may be part of a stop string. `text` does not contain it.
 
-    shows_logprobs: whether text is sent only in whole tokens, so that the sent tokens spell the sent text. Otherwise all
-    known text is sent with all tokens. logprobs: one entry for each token. ends: for each token, the position in `text`
-    at which its text ends.
+    shows_logprobs: whether the answer shows logprobs. If so, text is sent only in whole tokens, so that the sent tokens
+    spell the sent text. Otherwise `text` is sent with all tokens, even if the text of the last tokens is still held back.
+    logprobs: one entry for each token. ends: for each token, the position at which its text ends: in `text`, or beyond the
+    end of `text` if the token's text is held back.
     """
 
     shows_logprobs: bool
@@ -233,22 +234,25 @@ class Pending:
     text: str = ""
 
     def push(self, token: int, logprobs: Logprobs | None) -> None:
-        """Add a token. logprobs: the token's logprobs; None: no sampler chose the token."""
+        """Add a token. logprobs: None if a grammar determined the token, or if the answer shows no logprobs."""
         self.tokens.append(token)
         if self.shows_logprobs:
             self.logprobs.append(logprobs or Logprobs.certain(token))
 
     def settle(self, text: str, num_unsettled: int) -> None:
-        """Add the text that became known with the last token.
+        """Add the text that may be sent since the last token was pushed.
 
-        num_unsettled: the number of characters after this text that are still kept back.
+        num_unsettled: the number of characters after this text that are still held back.
         """
         self.text += text
         if self.shows_logprobs:
             self.ends.append(len(self.text) + num_unsettled)
 
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
-        """Remove and return text, its tokens and their logprobs. Tokens without text stay until more text follows."""
+        """Remove and return the text that may be sent, its tokens and their logprobs.
+
+        If no text may be sent, return empty values. The tokens then wait for more text.
+        """
         text, number = self.text, len(self.tokens)
         if self.shows_logprobs:
             number = sum(end <= len(text) for end in self.ends)
@@ -261,10 +265,9 @@ class Pending:
         return taken
 
     def cut(self) -> int | None:
-        """Drop the logprobs of tokens that start after the end of the text.
+        """Drop the logprobs of tokens that lie wholly in the stop string that ended the answer.
 
-        Return how many characters of the last remaining token are in the text. None: no token remains, or the answer
-        shows no logprobs.
+        Return how many characters of the last token with logprobs are in the text. Return None if no token has logprobs.
         """
         begins = [0, *self.ends][: len(self.logprobs)]
         number = sum(begin < len(self.text) for begin in begins)
@@ -283,15 +286,15 @@ OnEnd = Callable[["Generation", Final], Final]
 class Generation:
     """One answer to a request, as the engine sees it. The scheduler's state of the request is its `Job`.
 
-    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the
-    request's own limit, which may exceed the context; -1: none. scope: the client's name of the cache scope.
-    no_cache_reason: why nothing may be reused; None: reuse is allowed. spells: returns whether token ids (int32) spell a
-    text byte for byte; only then are the ids of an answer kept; None: the ids are never kept. is_whole: whether the
-    client gets the text only at the end. on_end: called in the event loop after the engine has ended the generation and
-    before the client can read the end. outlives_client: whether the generation goes on if its client disconnects.
-    is_unattended: whether the client has disconnected and the generation goes on. abandoned: whether the client has
-    disconnected and the engine is about to end the generation. first: the first choice, if this generation is a further
-    choice of the same prompt.
+    id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit
+    that the request sets, even if the context is too short for it; -1 if the request sets none. scope: the client's name
+    of the cache scope. no_cache_reason: why the request may reuse no KV; None if it may. spells: returns whether token ids
+    (int32) spell a text byte for byte. The ids of an answer are kept only if they spell its text, and never if `spells` is
+    None. is_whole: whether the client gets the text only at the end. on_end: called in the event loop after the engine has
+    ended the generation and before the client can read the end. outlives_client: whether the generation goes on if its
+    client disconnects. is_unattended: whether the client has disconnected and the generation goes on. abandoned: whether
+    the client has disconnected and the engine is about to end the generation. first: the generation of the prompt's first
+    choice; None if this generation is the first choice.
     """
 
     id: str
@@ -344,7 +347,7 @@ class Generation:
 
     @property
     def num_echoed(self) -> int:
-        """The number of prompt tokens if the answer starts with the prompt and its logprobs; else 0."""
+        """The number of prompt tokens that the answer repeats with their logprobs: all of them, or 0."""
         return self.request.prompt.num_tokens if self.request.scores_prompt else 0
 
     @property
@@ -355,16 +358,17 @@ class Generation:
         return self.job.num_prompt < 2 * self.job.computed < 2 * self.job.num_prompt
 
     def is_turn_of(self, request: Generation) -> bool:
-        """Return whether this prompt was computed ahead for a request: for its question or the start of its question.
+        """Return whether this generation computes the prompt of `request` ahead.
 
-        It has only the start if it was computed while a person was typing.
+        It does if its question is the question of `request`, or the start of that question, as when a person was still
+        typing. Both must have the same scope.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
     def push(self, token: int, is_end: bool, logprobs: Logprobs | None = None) -> Event | None:
-        """Add the next token, which is already in the job, and return its event; None: there is nothing to send yet.
+        """Add the job's newest token, and return the event to send to the client; None if there is nothing to send yet.
 
-        An End ends the generation. logprobs: the token's logprobs; None: no sampler chose the token.
+        If the event is an End, the caller has to end the generation. logprobs: as in `Pending.push`.
         """
         self.num_pushed += 1
         if not self.first_token:
@@ -399,9 +403,9 @@ class Generation:
         return _join(unsent) if unsent else None
 
     def send_prompt(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
-        """Return the prompt tokens in `logprobs` that are not sent yet. A paused request computes some tokens twice.
+        """Return the prompt tokens in `logprobs` that were not sent before, as an event without text.
 
-        start: the prompt position of the first entry of `logprobs`.
+        A request that was paused computes some tokens twice. start: the prompt position of the first entry of `logprobs`.
         """
         new = tuple(logprobs[self.num_sent - start :])
         self.num_sent += len(new)
@@ -484,7 +488,10 @@ class Generation:
         )
 
     def _reordered(self) -> Reordering | None:
-        """Return the gain from the order of documents for the first choice, whose KV the other choices share anyway."""
+        """Return what the order of the documents gained.
+
+        All choices of a prompt report the gain of the first choice. The other choices would reuse its KV in any order.
+        """
         leader = self.first or self
         return reordering(
             leader.job.layout, leader.job.reuse.cached, leader._seconds if leader.first_token else self._seconds
@@ -493,7 +500,7 @@ class Generation:
     def _seconds(self, start: int, stop: int) -> float:
         """Estimate the prefill seconds of the prompt's tokens at positions [start, stop).
 
-        Reused tokens count with the time that reuse saved, computed tokens with the time that they took.
+        A reused token counts with the time that its reuse saved. A computed token counts with `_seconds_each`.
         """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
@@ -507,14 +514,14 @@ class Generation:
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:
-        """Return the reused positions. They are a prefix of the prompt, unless the prompt was reused in pieces."""
+        """Return the reused positions: a prefix of the prompt, or several parts of it if `in_pieces` or `has_hole`."""
         reuse = self.job.reuse
         return (
             [(span.start, span.stop) for span in reuse.spans] if layout.in_pieces or reuse.has_hole else [(0, reuse.cached)]
         )
 
     def _miss(self) -> Miss | None:
-        """Return where and why reuse ended. None: only the last tokens, which are always computed, were not reused."""
+        """Return where and why reuse ended. None: all tokens were reused, except the last ones, which must be computed."""
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -531,8 +538,8 @@ class Generation:
     def _change(self, at: int) -> Change | None:
         """Return the piece of the prompt that differs from an earlier prompt of the scope, if equal text follows in both.
 
-        The earlier text is shown only in a named scope, since only clients that know the name use it. Anyone may use the
-        common scope.
+        The piece of the earlier prompt is shown only in a named scope, since only clients that know the name can see it
+        there. In the common scope, every client could see it.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -549,7 +556,7 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the volatile text at a position of the prompt, with its kind; None: the text there is not volatile."""
+        """Return the volatile text at a position of the prompt, and its kind. None: the text there is not volatile."""
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
@@ -561,7 +568,11 @@ class Generation:
 
 
 def account(generations: Sequence[Generation]) -> Fields:
-    """Return the figures of a request for the log. The prompt's figures come from the first generation with an End."""
+    """Return the figures of a request for the log. generations: the choices of the request.
+
+    The prompt's figures are those of the first generation that ended with an End. If none did, the only
+    figure is `end`, which says how the choices ended.
+    """
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
     if not ends:
@@ -619,7 +630,7 @@ class Outbox:
         self._events.append((generation, event))
 
     def send(self) -> None:
-        """Pass the events to the event loop, if there are any."""
+        """Pass the events to the event loop, in a single call."""
         if not self._events:
             return
         events, self._events = self._events, []

@@ -1,4 +1,7 @@
-"""The engine's open generations, and the prompts that it computes in idle time. Only for the engine's thread."""
+"""The engine's open generations, and the prompts that it computes in idle time.
+
+Only the engine's thread may use this module.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ GAVE_WAY = "gave_way"  # the error code of a generation that ended in favour of 
 
 
 class Background:
-    """Generations whose prompts are computed ahead of time, at most one for each key.
+    """Generations that compute prompts ahead of their requests, at most one generation for each key.
 
-    end: ends a generation in the engine; its computed tokens stay cached. max_generations: the most unfinished
-    generations.
+    end: ends a generation in the engine; the tokens computed so far stay cached. max_generations: the largest number of
+    unfinished generations.
     """
 
     def __init__(self, scheduler: Scheduler, end: Callable[[Generation], None]) -> None:
@@ -40,10 +43,11 @@ class Background:
         return len(self._generations)
 
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
-        """Add the generation of a key. An earlier generation of the key is dropped.
+        """Add the generation of a key, and return True. In any case, drop the key's earlier generation.
 
-        Return False if clients' requests run or wait, or if too many generations are unfinished. beside: whether the
-        generation may run next to clients' requests, if a slot is idle and no client's request waits.
+        Return False, and do not add the generation, if a client's request runs or waits, if the model's turn on a shared
+        device is over, or if too many generations are unfinished. With `beside`, clients' requests may run, if a slot is
+        idle and all of them use the same LoRA adapters as the generation.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -56,7 +60,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """End the generation of a key. Return whether it was unfinished."""
+        """End the generation of a key. Return True if there was one and it was unfinished."""
         generation = self._generations.pop(key, None)
         self._beside.discard(key)
         if generation is None or generation.done:
@@ -76,8 +80,8 @@ class Background:
     def give_way(self, new: Sequence[Generation]) -> None:
         """End the generations that would slow down clients' requests. new: the requests that arrive now.
 
-        A generation that was put with `beside` goes on while a slot remains for it. But it ends if it prepares the
-        question of a new request, or if a new request uses other adapters.
+        A generation ends unless it was added with `beside`. Even such a generation ends if the clients' requests need its
+        slot, if it computes the prompt of a new request, or if a new request uses other LoRA adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -110,9 +114,9 @@ class Background:
 class Generations:
     """Open generations and their samplers, by request id.
 
-    is_end: returns whether a token ends an answer. on_wait: called with the job of each request that starts to wait.
-    samplers: the samplers by request id; callers make them, and this class closes them. is_closed: whether new
-    generations only get a Failure.
+    is_end: returns whether a token ends an answer. on_wait: called with the job of each request that enters the queue.
+    samplers: the samplers by request id; callers make them, and this class closes them. is_closed: whether `close` or
+    `give_up` was called, so that each new generation ends at once with a Failure.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Generations:
         self._open: dict[int, Generation] = {}
 
     def enter(self, generation: Generation, sampler: Sampler) -> None:
-        """Queue a generation. After `close` the generation only gets a Failure."""
+        """Queue a generation. If this object is closed, send the generation a Failure instead."""
         if self.is_closed:
             sampler.close()
             self._outbox.put(generation, Failure(RequestError(self._why, status=503)))
@@ -140,7 +144,10 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Start the clocks of admitted requests. The clock of a preempted request keeps running."""
+        """Note when requests were admitted, and show their prompts to their samplers.
+
+        A preempted request that is admitted again keeps its first time.
+        """
         now = perf_counter()
         for id in ids:
             generation = self._open[id]
@@ -156,9 +163,10 @@ class Generations:
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
     def push(self, job: Job, token: int) -> None:
-        """Add a step's token to a job's generation, then accepted drafted tokens and tokens that a grammar determines.
+        """Add the tokens that a job got from one step to its generation.
 
-        An error ends only this generation.
+        First comes `token`, then the accepted drafted tokens, then the tokens that a grammar determines. An error ends only
+        this generation.
         """
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
@@ -213,7 +221,10 @@ class Generations:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
-        """End a generation in the engine, unless it has already ended."""
+        """End a generation in the engine, unless it has already ended. Its client gets no event from this.
+
+        Close the generation's sampler, and finish its request in the scheduler.
+        """
         if generation.done:
             return
         generation.done = True
@@ -224,18 +235,21 @@ class Generations:
             self._scheduler.finish(generation.job)
 
     def goes_on(self, job: Job) -> bool:
-        """Return whether a request can go on after a failed step: it has received every token that its sampler chose."""
+        """Return whether a request can go on after a failed step.
+
+        It can go on if the failure lost none of the tokens that its sampler chose.
+        """
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End a background generation in favour of a request, with a Failure of the code `GAVE_WAY`."""
+        """End a background generation. It gets a Failure with the code `GAVE_WAY`."""
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
     def restart(self, jobs: Iterable[Job]) -> None:
-        """Replace the samplers of requests that start over by samplers that have seen and chosen no token."""
+        """Prepare requests to start over: give each a new sampler, because its old sampler has already chosen tokens."""
         for job in jobs:
             id = job.request.id
             if generation := self._open.get(id):
@@ -250,7 +264,7 @@ class Generations:
             self._fail(generation, error)
 
     def fail_rejected(self) -> None:
-        """Fail the requests that the last plan could not admit."""
+        """Fail the requests that the scheduler has rejected since the last call."""
         for job, error in self._scheduler.take_rejected():
             if job.request.id in self._open:
                 self._fail_alone(self._open[job.request.id], error)
@@ -277,7 +291,10 @@ class Generations:
             self._outbox.put(generation, Failure(error))
 
     def _fail_alone(self, generation: Generation, error: Exception) -> None:
-        """Fail one generation because of its own error."""
+        """Fail a generation because of an error that concerns no other generation.
+
+        An unexpected error is logged, and its client gets a general message.
+        """
         if not isinstance(error, RequestError):
             logger.error("request %d failed", generation.request.id, exc_info=error)
             error = RequestError("the server failed on this request", status=500)

@@ -1,4 +1,4 @@
-"""Saves, restores and erases slots, as llama-server does."""
+"""Saves, restores and erases the KV of slots, as llama-server does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,20 @@ ADOPT_SECONDS = 60.0  # the longest wait for the engine to take a record
 
 
 class Arrivals:
-    """Puts records into host memory. The methods block, so the engine's thread and the event loop must not call them."""
+    """Puts records of KV from files into host memory.
+
+    The methods wait for the engine, so the engine's thread and the event loop must not call them.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._is_warm = engine, False
 
     def adopt(self, record: Record) -> bool:
-        """Put a record into host memory after the current step. Return whether the record is in host memory now."""
+        """Put a record into host memory after the current step. Return whether the record is in host memory now.
+
+        Return False if the record's layout differs from the model's KV, or if host memory has no room for the record.
+        Raises TimeoutError after `ADOPT_SECONDS`.
+        """
         self._await_warm_up()
         engine = self._engine
         if not engine.accepts(record):
@@ -36,7 +43,7 @@ class Arrivals:
         return engine.inbox.ask(lambda: engine.scheduler.index.host.put(record.used_once())).result(ADOPT_SECONDS)
 
     def _await_warm_up(self) -> None:
-        """Wait until the engine runs acts. Then the layout of KV and the budgets are known."""
+        """Wait for the engine's warm-up, which finds out the layout of KV and the budgets."""
         if not self._is_warm:
             self._engine.inbox.ask(lambda: None).result(ADOPT_SECONDS)
             self._is_warm = True
@@ -46,9 +53,10 @@ class Arrivals:
 
 
 class SlotStore:
-    """Saves and restores the histories of slots in files. Safe from any thread.
+    """Saves the histories of slots to files, and restores them. Safe from any thread.
 
-    made_by: the provenance in the files: the model and settings that KV depends on. None: the server saves no KV.
+    made_by: identifies the model and the settings that KV depends on. Each file contains it, and a file with another
+    `made_by` is refused. None if the server saves no KV.
     """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
@@ -66,7 +74,7 @@ class SlotStore:
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Load a file as a slot's history. Return the number of tokens and the file's size in bytes.
+        """Make the content of a file a slot's history. Return the number of tokens and the file's size in bytes.
 
         Raises RequestError.
         """
@@ -77,7 +85,9 @@ class SlotStore:
         self._thread.close()
 
     async def erase(self, number: int) -> int:
-        """Drop the KV that only this slot's history or next turn needs. Return the number of dropped tokens.
+        """Drop the KV of a slot's history and of its prefilled next turn. Return the number of dropped tokens.
+
+        KV that other prompts also use stays.
 
         Raises RequestError.
         """
@@ -110,7 +120,7 @@ class SlotStore:
     def _adopt_all(self, path: Path) -> tuple[Record | None, int]:
         """Put the records of a file into host memory, up to the first record that does not fit.
 
-        Return the last record that was tried and the file's size.
+        Return the last record that was read, whether it fit or not, and the file's size in bytes.
         """
         last = None
         with _request_errors(path):
@@ -138,7 +148,7 @@ class SlotStore:
         return slot
 
     def _records(self, number: int) -> list[Record]:
-        """Return the records of a slot's history, as far as its KV is cached."""
+        """Return the records of the cached part of a slot's history. Raises RequestError."""
         slot = self._slot(number)
         if slot.scope is not None and not slot.scope.is_lasting:
             raise RequestError("KV of several LoRA adapters cannot be saved: it is another one when they are loaded again")
@@ -147,7 +157,7 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make the cached tokens of a record the history of a slot. Return the number of these tokens."""
+        """Make the cached part of a record's tokens the history of a slot. Return the number of these tokens."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 

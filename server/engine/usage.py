@@ -23,16 +23,16 @@ def empty_prefix(adapters: str) -> blake2b:
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of a prefix with more tokens (int32). before: the hash of the prefix without them."""
+    """Return the hash of the prefix that `tokens` (int32) extend. before: the hash of the prefix before `tokens`."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
 
 
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
-    """Return the ids of prefixes of a prompt.
+    """Return the id of each prefix of a prompt that ends at one of the stops.
 
-    stops: the positions at which the prefixes end, in ascending order. adapters: as in `Scope`.
+    stops: positions in ascending order. adapters: as in `Scope`.
     """
     hash, start, ids = empty_prefix(adapters), 0, []
     for stop in stops:
@@ -50,7 +50,8 @@ Fields = dict[str, object]
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: whether its place in the prompt differs from it.
+    rank: the document's place in the retrieval order, from 1. moved: whether the document has another place than that
+    among the documents of the prompt.
     """
 
     id: str
@@ -61,9 +62,9 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """The gain of the documents' order over the retrieval order; negative: a loss.
+    """What the order of the documents in the prompt gained, compared with the retrieval order. Negative values are losses.
 
-    hint: the line in the prompt that states the retrieval ranking.
+    hint: the line in the prompt that tells the model the retrieval order; empty if there is no such line.
     """
 
     gained_tokens: int
@@ -74,8 +75,8 @@ class Reordering(TypedDict):
 class SegmentReuse(TypedDict):
     """The reuse of one part of a prompt.
 
-    label: a description of the part's origin. id: the id of the prompt up to the end of this part. cached_tokens: the
-    number of reused tokens by source. saved_ms: the time that reuse saved, estimated from earlier steps; 0 if there is
+    label: where the part comes from, in words. id: the id of the prompt up to the end of this part. cached_tokens: the
+    numbers of reused tokens by source. saved_ms: the time that reuse saved, estimated from earlier steps; 0 if there is
     no estimate yet.
     """
 
@@ -89,8 +90,9 @@ class SegmentReuse(TypedDict):
 class Change(TypedDict):
     """A piece of text that differs from an earlier prompt, although the same text follows in both prompts.
 
-    after: the new piece. before: the old piece, if it may be shown. Both texts start with a few words before the piece.
-    tokens, ms: the number of equal tokens after the piece, and the time to compute these tokens again.
+    after: the piece in this prompt. before: the piece in the earlier prompt, if it may be shown. Both start with a few words
+    of the equal text before the piece. tokens: the number of equal tokens after the piece. ms: the time to compute these
+    tokens, which could have been reused without the change.
     """
 
     before: NotRequired[str]
@@ -100,7 +102,7 @@ class Change(TypedDict):
 
 
 class Miss(TypedDict):
-    """Where reuse ended, and why. at: a position in the prompt, in tokens."""
+    """Where reuse ended, and why. at: the position in the prompt, in tokens."""
 
     at: int
     why: str
@@ -111,12 +113,12 @@ class Miss(TypedDict):
 class Report:
     """The cost of one answer. Times are in seconds, lengths in tokens.
 
-    fetch_time: the wait for KV from a tier below host memory. segments: None unless the request asks for them.
-    reordered: None unless documents have moved.
+    fetch_time: the wait for KV from a tier below host memory. segments: only if the request asks for them. reordered: only
+    if the documents are not in retrieval order.
 
-    The service sets four fields. conversation: None unless the chat belongs to a conversation. retrieval: None unless the
-    server searched for documents. moved: None unless changing text of the instructions was moved. documents_in_text: None
-    unless documents were found in a text.
+    The service sets four fields, each only on a condition. conversation: if the chat belongs to a conversation. retrieval:
+    if the server searched for documents. moved: if the server moved changed text of the instructions.
+    documents_in_text: if the server found documents in the text of a message.
     """
 
     slot: int
@@ -206,9 +208,9 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
 
 
 def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
-    """Return the gain of the documents' order; None: no document has moved.
+    """Return what the documents' order in the prompt gained, compared with the retrieval order. None: no document moved.
 
-    cached: the number of tokens reused in this order. seconds: returns the prefill seconds of the prompt's tokens at
+    cached: the number of reused tokens of the prompt. seconds: returns the prefill seconds of the prompt's tokens at
     positions [start, stop).
     """
     if (in_rank := layout.in_rank) is None:
@@ -260,9 +262,9 @@ def timings(
     generation_time: float,
     drafts: tuple[int, int] = (0, 0),
 ) -> Fields:
-    """Return llama-server's `timings`. cache_n: reused prompt tokens. prompt_n: computed prompt tokens.
+    """Return llama-server's `timings`, in which `cache_n` counts reused prompt tokens, and `prompt_n` computed ones.
 
-    drafts: the numbers of tokens drafted and accepted; `timings` shows them only if there were drafts.
+    drafts: the number of drafted tokens, and how many of them were accepted; left out of `timings` if none were drafted.
     """
     decoded = max(num_generated - 1, 0)  # prefill already gives the first token
     return {
@@ -323,7 +325,7 @@ MOST_BRANCHES = 4  # most earlier prompts to compare, the most recently used fir
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece of a prompt that differs from an earlier prompt, with equal tokens after it.
+    """A short piece in which a prompt differs from an earlier prompt, while the tokens after it are equal in both.
 
     before, after: the tokens (int32) of the piece in the earlier prompt and in this prompt. num_after: the number of equal
     tokens after the piece, which would have been reused without the change.
@@ -335,10 +337,11 @@ class ChangedPiece:
 
 
 def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece | None:
-    """Return the piece at position `at` in which a prompt differs from an earlier prompt.
+    """Return the piece from position `at` on in which a prompt differs from an earlier prompt.
 
-    Return None if no earlier prompt branches off there, or if no such prompt has equal tokens after a short piece.
-    last_node: the node at which the prompt's path ends.
+    The earlier prompts are those in the prefix tree with the same tokens up to `at` and different tokens after it. Return
+    None if there is no such prompt, or if none has equal tokens after a short piece. last_node: the node at which the path
+    of the prompt ends.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:
@@ -349,7 +352,10 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
 
 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
-    """Return at least `num_tokens` tokens from a node's start, on the path used last; fewer if the path is shorter."""
+    """Return at least `num_tokens` tokens, from a node's start along the most recently used children.
+
+    There are fewer if that path is shorter.
+    """
     runs = [node]
     while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
         runs.append(max(runs[-1].children.values(), key=lambda child: child.last_use))
@@ -357,7 +363,10 @@ def _continuation(node: Node, num_tokens: int) -> np.ndarray:
 
 
 def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
-    """Return the shortest differing piece at the start of `old` and `new` with equal tokens after it."""
+    """Return the shortest piece at the start of `old` and `new` after which both have equal tokens.
+
+    None: no piece of at most `LONGEST_CHANGE` tokens is followed by `SAME_AFTER` equal tokens.
+    """
     places: dict[bytes, int] = {}
     for at in range(min(LONGEST_CHANGE, len(new) - SAME_AFTER) + 1):
         places.setdefault(new[at : at + SAME_AFTER].tobytes(), at)

@@ -1,6 +1,6 @@
 """The cache, the slots and the statistics as frozen values, for other threads.
 
-The cache belongs to the engine's thread, which answers each question between two steps, while the caller waits.
+Only the engine's thread may read the cache. It answers each question between two steps, and the caller waits for that.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Tiers = Mapping[str, LowerTier | None]
 class EngineStats:
     """The engine's figures at one moment: counts, cells, tokens, bytes and seconds.
 
-    cached_tokens: the number of reused prompt tokens by source. num_running, num_waiting: the numbers of clients'
-    requests.
+    cached_tokens: the numbers of reused prompt tokens by source. num_running, num_waiting: how many clients' requests run,
+    and how many wait.
     """
 
     gauges: Described
@@ -57,8 +57,8 @@ class EngineStats:
     def of(cls, engine: Engine, lower: Sequence[LowerTier], token_bytes: int) -> EngineStats:
         """Collect the figures.
 
-        lower: the tiers below host memory; the tier of imported KV has no metrics of its own. token_bytes: the size of
-        one token's KV.
+        lower: the tiers below host memory. The tier of imported KV gets no metrics of its own. token_bytes: the size of one
+        token's KV.
         """
         tiers: Tiers = {Source.DISK: None, **{tier.name: tier for tier in lower if tier.name != Source.IMPORTED}}
         return cls(
@@ -170,8 +170,8 @@ def _counters(engine: Engine, tiers: Tiers) -> Described:
 class CachedRun:
     """A run: the consecutive tokens of one node of the prefix tree, which are cached together.
 
-    id: the id of the prompt up to the run's end. parent: the id of the prompt's previous run; None: none. adapters: the
-    LoRA adapters that computed the KV, as a text; empty: none. disk: whether a tier below host memory also has the run.
+    id: the id of the prompt up to the run's end. parent: the id of the run before this one; None if this is the prompt's
+    first run. adapters: as in `Scope`. disk: whether a tier below host memory also has the run, or is about to write it.
     document: the key of a document that ends with the run. sequences: the ids of the running sequences that use the run.
     """
 
@@ -218,8 +218,8 @@ class WholeState:
 class CacheContents:
     """The cached KV of a scope, for all sets of LoRA adapters.
 
-    tokens: the number of cached tokens by tier. runs: the runs, each after its parent; only `identified` sets their ids.
-    texts: for each run, its tokens and the index of its parent in `runs`.
+    tokens: the numbers of cached tokens by tier. runs: all runs, each after its parent; without ids until `identified` adds
+    them. texts: for each run, its tokens (int32) and the index of its parent in `runs`; None: it has no parent.
     """
 
     tokens: dict[str, int]
@@ -242,9 +242,9 @@ class CacheContents:
         return cls({"device": device, "host": host}, runs, states, texts)
 
     def identified(self) -> CacheContents:
-        """Return the same contents with the ids of the runs.
+        """Return the same contents, with ids in the runs.
 
-        Do not call it in the engine's thread, since it hashes all tokens.
+        Do not call it in the engine's thread, since it hashes all tokens, which takes time.
         """
         hashes: list[blake2b] = []  # of each run
         runs: list[CachedRun] = []
@@ -256,17 +256,17 @@ class CacheContents:
 
 
 def scopes_of(scheduler: Scheduler, name: str) -> list[Scope]:
-    """Return the scopes with KV under a client's name: one scope for each set of LoRA adapters."""
+    """Return the scopes with KV that have this client's name: one scope for each set of LoRA adapters."""
     known = scheduler.index.roots
     return sorted((scope for scope in known if scope.is_shared and scope.name == name), key=lambda scope: scope.adapters)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The layout and the reuse of a prompt, as if it were admitted now.
+    """The layout that a prompt would get, and the KV that it would reuse, if it were admitted now.
 
-    reused: the number of reused tokens. on_device: how many of these tokens are on the device. reordered: the gain of the
-    documents' order.
+    reused: the number of reused tokens. on_device: how many of the reused tokens are on the device. reordered: as in
+    `Report`.
     """
 
     layout: Layout
@@ -357,10 +357,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The part of a prompt that no tier has.
+    """The part of a prompt that has to be computed, and whether idle time can be used for it now.
 
-    tokens: the number of tokens to compute. fits: whether the free cells suffice. idle: whether the engine has no request
-    and the model is loaded, since idle work does not load a sleeping model.
+    tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free. idle:
+    whether the engine has no request, the model is loaded, and its turn on a shared device is not ending.
     """
 
     tokens: int
@@ -371,9 +371,8 @@ class Missing:
 class View:
     """Answers questions about the cache and the slots. Safe from any thread.
 
-    In the methods, a `scope` of type `str` is a client's name for the scope. lower: the tiers below host memory.
-    token_bytes: the size of one token's KV. made_by: as in `SlotStore`. disk_thread: a thread for work that waits for a
-    disk.
+    If a method's `scope` is a `str`, it is a client's name for the scope. lower: the tiers below host memory. token_bytes:
+    the size of one token's KV. made_by: as in `SlotStore`. disk_thread: a thread for work that waits for a disk.
     """
 
     def __init__(self, engine: Engine, lower: Sequence[LowerTier], *, token_bytes: int, made_by: Provenance | None) -> None:
@@ -384,12 +383,15 @@ class View:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether the cache keeps snapshots: for a model that cannot be cut at a prefix, if --cache-ram has room."""
+        """Whether the cache keeps snapshots of recurrent states.
+
+        It does if the model cannot cut a sequence at an arbitrary position, and --cache-ram has room for snapshots.
+        """
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
     @property
     def can_cut(self) -> bool:
-        """Whether the model can remove the tokens of a wrong draft from a sequence."""
+        """Whether the model can remove wrongly drafted tokens from the end of a sequence."""
         return self._engine.runner.context.rollback > 0
 
     @property
@@ -415,7 +417,7 @@ class View:
         return await asyncio.to_thread(found.identified)
 
     async def predict(self, prompt: Prompt, scope: Scope) -> Prediction:
-        """Lay out a prompt as if it were submitted now. The cache does not change."""
+        """Predict the layout and the reuse of a prompt. The cache does not change."""
         return await self._ask(lambda: Prediction.of(self._scheduler, prompt, scope))
 
     async def missing(self, prompt: Prompt, scope: Scope) -> Missing:
@@ -429,28 +431,32 @@ class View:
         return await self._ask(question)
 
     async def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Make room for a prefetch, if the engine is idle: see `Cells.make_room`."""
+        """Make room for a prefetch as `Cells.make_room` does. Return whether there is room.
+
+        If a request runs or waits, or the model is not loaded, make no room, and return False.
+        """
         scheduler, sleep = self._scheduler, self._engine.sleep
         return await self._ask(lambda: scheduler.idle and sleep.is_awake and scheduler.cells.make_room(prompt, scope))
 
     async def pin(self, generation: Generation, seconds: float) -> int:
-        """Pin the prompt of a finished generation for `seconds`. Return how many of its tokens are pinned now.
+        """Pin the prompt of a finished generation for `seconds`. Return how many of the prompt's tokens are pinned now.
 
-        This also pins the prompt's documents if they were read separately.
+        If the prompt's documents are cached independently of the prompt, they are pinned, too.
         """
         pins, scope = self._scheduler.pins, generation.request.index_scope
         counts = await self._ask(lambda: [pins.pin(scope, text, seconds) for text in generation.job.layout.texts])
         return counts[-1]
 
     async def unpin(self, generation: Generation) -> None:
-        """End the pin of a finished generation's prompt."""
+        """Undo `pin` for the prompt of a finished generation."""
         pins, scope = self._scheduler.pins, generation.request.index_scope
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Mark the KV that only this session's prompts (int32) use, so that it is evicted first.
+        """Mark KV that only this session has used, so that it is evicted before other KV.
 
-        The future gets the number of marked tokens.
+        branches: the scope and the tokens (int32) of each prompt of the session. The future gets the number of marked
+        tokens.
         """
         index, counters = self._scheduler.index, self._scheduler.counters
 
