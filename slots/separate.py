@@ -8,8 +8,8 @@ document, so the KV of this document is as exact as that of any other prompt:
     last       | prefix | document 1 | document 2 | document 3 | question |
 
 In this example, document 1 was cached before. At the end of stages 1 and 2, the request keeps a copy of the document's KV,
-gives up its slot, and returns to the head of the queue. In the last stage, the KV of documents 2 and 3 is moved to the places
-of these documents.
+gives up its slot, and returns to the head of the queue. In the last stage, the KV of documents 2 and 3 is moved to their
+places.
 
 Documents are read one after the other, never together, because the bits of a token's KV depend on its cell.
 

@@ -72,8 +72,8 @@ class Snapshots(StateTree):
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions at which to take states while the rest of a prompt is computed.
 
-        They are ends of the prompt's segments, and the position where an earlier prompt ended or diverged, with some distance
-        between them.
+        They are ends of the prompt's segments, and the position where an earlier prompt ended or diverged. Positions close
+        to another one are left out.
 
         A state after a short last question takes one more batch, for the few tokens of the prompt that follow the question.
         Usually this does not pay: the next turn continues from the state after the answer, and other questions diverge at
@@ -266,7 +266,7 @@ class Snapshots(StateTree):
 
 
 def _is_passed(node: Node) -> bool:
-    """Return whether a state has served no prompt but the one that took it and went on from it."""
+    """Return whether only one prompt has continued from a state, and nothing else speaks for keeping the state."""
     return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 
