@@ -27,7 +27,7 @@ class Costs:
     min_shared: how many uncached tokens two requests must share, so that the second waits until the first has computed them.
     restore_share: the time to restore KV from host memory, divided by the time to compute it.
     apart_from_cells: the number of cells in use from which decode and prefill take less time in separate steps.
-    swap_from_tokens: if a step sees none of the cells in use and has more tokens than this, it is faster to swap them out.
+    swap_from_tokens: if a step has more tokens than this and sees none of the cells in use, swapping them out saves time.
     cells_per_run: the fixed part of the time to move a run, as the number of cells that move in the same time.
     scattered_tokens: the extra time to save each separate stretch of cells, as the number of tokens that are computed in the
         same time; 0: no extra time.

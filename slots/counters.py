@@ -57,7 +57,7 @@ class Counters:
 
     @property
     def prompt_tokens(self) -> int:
-        """Computed tokens of all prompts."""
+        """The number of computed prompt tokens, of all requests."""
         return self.prefilled_tokens + self.idle_tokens
 
     def count_step(self, num_spans: int) -> None:

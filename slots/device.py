@@ -281,14 +281,14 @@ class DeviceCells:
         self._offer(node)
 
     def begin_use(self, node: Node) -> None:
-        """Note that one more running request has this run on its path."""
+        """Note that another running request has this run on its path."""
         if not node.in_use:
             self.num_in_use += node.ready
             self.num_pending += len(node.tokens) - node.ready
         node.in_use += 1
 
     def end_use(self, node: Node) -> None:
-        """Note that one running request less has this run on its path."""
+        """Note that a running request no longer has this run on its path."""
         node.in_use -= 1
         if not node.in_use:
             self.num_in_use -= node.ready

@@ -51,7 +51,7 @@ class Drafter(Protocol):
     is_off: bool
 
     def lacking(self, job: Job) -> int:
-        """Return how many of a job's tokens the draft model has still to read, without the last one; -1: it cannot."""
+        """Return how many of a job's tokens, without the last one, the model has still to read; -1: it cannot read them."""
         ...
 
     def read(self, job: Job, most: int) -> bool:
@@ -102,7 +102,7 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance that a token is right which is not drafted yet, so that its confidence is unknown.
+        """Return the chance that the next drafted token is right, before it is drafted and its confidence is known.
 
         own: the score of the request's own drafts.
         """

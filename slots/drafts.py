@@ -4,9 +4,9 @@ A decoding span consists of the request's last token and its draft. The model co
 tokens. The sampler chooses a token from the first row. If the choice equals the first drafted token, the sampler goes on to
 the second row, and so on. At the first difference it stops, so a draft never changes the answer.
 
-    row       last token   draft 0   draft 1   draft 2   draft 3
-    choice    = draft 0    = draft 1 another   -         -
-    KV        kept         kept      kept      trimmed   trimmed
+    row       last token   draft 0     draft 1   draft 2   draft 3
+    choice    = draft 0    = draft 1   another   -         -
+    KV        kept         kept        kept      trimmed   trimmed
 """
 
 from __future__ import annotations

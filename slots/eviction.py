@@ -55,7 +55,7 @@ class EvictionPolicy:
         return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
-        """Advance the clock to the priority of an evicted run. Runs that are used later get higher priorities for it."""
+        """Advance the clock to the priority of an evicted run, so that runs that are used later get higher priorities."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
 
@@ -64,8 +64,8 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
     """Count a request's use of a path: raise the frequency of its runs, and note the cost of the runs without KV.
 
     nodes: the runs of the path, last one first.
-    continues: whether the request continues an earlier one. If it does, runs that were used before are not counted again:
-        the many turns of a conversation would make its history worth more than other histories.
+    continues: whether the request continues an earlier one. If it does, runs that were used before are not counted again.
+        Otherwise, the many turns of a conversation would make its history worth more than other histories.
     counts_as_use: whether the request raises frequencies at all, see `Kind`.
     """
     missing = [node for node in nodes if not node.is_cached]

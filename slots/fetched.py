@@ -39,8 +39,8 @@ class Fetch:
     seconds: the time to compute these tokens.
     num_bytes: the size of all records.
     keys: the keys and sizes of the records that are not in host memory yet, prefixes first.
-    arrived: by key, the records that are here already, but have to wait for the record of the first of `keys`; None: the
-        tier no longer has the record.
+    arrived: by key, the records that were read before the first record of `keys`, and wait for it; None: the tier no longer
+        has the record.
     reserved: the copies that must stay in host memory for the request, each with a node that uses the copy.
     wanted_at: the time from which the request could have been admitted without the fetch; 0: it could not yet.
     """

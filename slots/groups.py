@@ -13,8 +13,8 @@ Once a request is admitted, requests that share its path are expected to reuse i
 documents in the order 1 4 2, question B is expected to reuse the KV of documents 1 and 4. Question C is expected to reuse no
 document, because A's first document is not one of C's.
 
-The cache is searched for a waiting request only if its expected number of tokens would decide the next admission. So an
-admission searches the cache for a few requests, not for the whole queue.
+What a request is expected to reuse is compared with the cache only if it would decide the next admission. So an admission
+searches the cache for a few requests, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Groups:
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request with the most weight that may start. Search the cache where an expectation may be wrong."""
+        """Return the request with the most weight that may start, once its expected tokens agree with the cache."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):

@@ -232,9 +232,9 @@ class HostMemory:
     def may_evict(self, node: Node) -> bool:
         """Return whether a node's copies may be evicted.
 
-        A node with a state can always be evicted. A node without a state can be evicted if none of its children has a copy.
-        But no copy is evicted while a running request is about to restore it, or while a fetch for a waiting request needs
-        it.
+        They may not be evicted while a running request is about to restore the run, or while a fetch for a waiting request
+        needs it. Otherwise, a node with a state may be evicted, and a node without a state if none of its children has a
+        copy.
         """
         if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
@@ -479,7 +479,7 @@ class PromptTree(RadixTree[Node]):
         """Set the priority of a run, which has just been used, pinned or unpinned."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that only this session has computed or used be evicted first. Return how many tokens they have.
+        """Let the runs that only this session has computed or used be evicted before others. Return their tokens' number.
 
         tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If only one run follows the
             prompt, and nothing follows that run, it is the prefilled start of the session's next turn. It is retired, too.
@@ -604,7 +604,7 @@ class Copies:
 
     @property
     def num_unsaved(self) -> int:
-        """How many tokens the idle runs have that are worth saving and have no copy."""
+        """The number of tokens in idle runs that are worth saving and have no copy."""
         ends = (sequence.last_node for sequence in self._device.idle.values())
         nodes = {node for end in ends for node in path(end)}
         return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))

@@ -220,7 +220,7 @@ class Job:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the job may have made a step fail. Such a job runs alone, until a new token shows that it was not it."""
+        """Whether the job may have made a step fail. Such a job runs alone until its next token is generated."""
         return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property

@@ -108,7 +108,7 @@ class Span:
     logits: whether a token is sampled after the span.
     drafted: how many of the span's last tokens are a draft. The runner samples a token to compare with the first drafted
         token. It samples another one after each drafted token that equals the sampled one.
-    scored (int32): the prompt tokens from position start + 1 on whose logprobs the request wants.
+    scored (int32): prompt tokens, from position start + 1 on, whose logprobs the request wants.
     """
 
     request: int

@@ -21,7 +21,7 @@ from .scope import Scope
 
 
 class Pins:
-    """The runs that clients have pinned, which means: asked to keep in the cache, for some time or until they unpin them.
+    """The runs that clients have pinned, for some time or until they are unpinned. Pinned runs are evicted last.
 
     A pin never makes a request fail: if running requests need all cells, pinned runs are evicted, too.
 

@@ -149,7 +149,7 @@ class Prompt(Protocol):
 
 
 class Kind(Enum):
-    """For whom a request is: a client that waits, a client's next turn (AHEAD), or no certain client (PREFETCH).
+    """What a request serves: a client that waits (CLIENT), a client's next turn (AHEAD), or no certain client (PREFETCH).
 
     priority: the priority of all requests of this kind; None: each client chooses its own.
     is_client: whether a client waits for the request. If not, it is computed in small background steps.

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Source(StrEnum):
-    """The origin of reused tokens, as reports and metrics name it. For a lower tier other than the disk, it is its name."""
+    """The origin of reused tokens, as reports and metrics name it. A lower tier that is not listed has its own name."""
 
     OWN = "own"  # the sequence of this conversation, continued
     FORK = "fork"  # shared with another sequence

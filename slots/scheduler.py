@@ -43,7 +43,7 @@ BACKGROUND_CHUNKS = 2  # of a step with a client's request; three would lengthen
 
 
 class StepBuilder:
-    """Collects the requests of a step, and the span of each. Since `commit()` needs it, it is kept until the next `plan()`.
+    """Collects the requests of a step, and the span of each. It is kept until the next `plan()`, for `commit()`.
 
     is_decode_turn: whether this step only decodes, because decode and prefill take less time in separate steps. The next
         step is then for prompts, if any wait.

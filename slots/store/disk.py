@@ -110,7 +110,7 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return, by the name of each record in a folder, its size and the time of its last use (ns), at most the time now."""
+    """Return the size and the time of last use (ns) of each record in a folder, by its name. No time is in the future."""
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
