@@ -51,7 +51,7 @@ def check_tree(tree: PrefixTree) -> None:
 
 
 def check_host(tree: PromptTree, nodes: list[Node]) -> None:
-    """Raise AssertionError if the copies of a tree's runs contradict host memory's counts, or its pins contradict its runs."""
+    """Raise AssertionError if a tree's runs contradict host memory's counts of copies, or the tree's set of pinned runs."""
     host, states = tree.host, [node for node in nodes if node.state is not None]
     copies = {node.copy for node in nodes if node.copy is not None}
     assert host.num_tokens == sum(map(len, copies)) and host.num_states == len(states)

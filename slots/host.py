@@ -479,7 +479,9 @@ class PromptTree(RadixTree[Node]):
         """Set the priority of a run, which has just been used, pinned or unpinned."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that only this session has computed or used be evicted before others. Return their tokens' number.
+        """Let the runs that only this session has computed or used be evicted before others.
+
+        Return how many tokens these runs have.
 
         tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If only one run follows the
             prompt, and nothing follows that run, it is the prefilled start of the session's next turn. It is retired, too.

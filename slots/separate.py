@@ -13,9 +13,9 @@ places.
 
 Documents are read one after the other, never together, because the bits of a token's KV depend on its cell.
 
-Each use of a document raises the worth of the KV that was read after the prefix alone, wherever the document's place in the
-prompt is. KV at such a place is worth little: it can be made again at once from the KV that was read. Only the tokens
-between and after the documents would have to be computed again.
+Each use of a document raises the worth of the KV that was read after the prefix alone. The KV that was moved to a place in a
+prompt is worth little: it can be made again at once from the KV that was read. Only the tokens between and after the
+documents would have to be computed again.
 """
 
 from __future__ import annotations

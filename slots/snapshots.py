@@ -231,9 +231,11 @@ class Snapshots(StateTree):
             self._pass_over(above, states)
 
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
-        """Forget the state of a turn after two later turns, if states close to it remain. Otherwise lower its worth.
+        """After two later turns of a chat, forget the state of a turn, or lower its worth.
 
-        last: the state of the turn after it.
+        The state is forgotten if that leaves only a small gap between the states before and after it.
+
+        last: the state of the next turn.
         states: the states before `last`, nearest first.
         """
         below = last

@@ -13,7 +13,7 @@ The owners of the cells, when a step computes for A while B and C run:
 
 During a step for A, KV that A does not need is in host memory. Runs that A shares with B are on the device. The first swap
 for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first cells. In A's next
-step, A's KV is there already, so only the KV of B and C moves. Sequences, pins and counts do not change: for the tree
+step, A's KV is in place already, so only the KV of B and C moves. Sequences, pins and counts do not change: for the tree
 nothing has moved.
 
 llama.cpp also passes over free cells, up to the highest cell in use. If KV before A's cells was evicted, a swap moves A's KV
