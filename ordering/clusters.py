@@ -1,16 +1,17 @@
 """An order for requests that are all known in advance: requests that share documents follow one another.
 
 RAGBoost (section 4.1) builds a tree from the bottom up: it merges the closest pair of document sets again and again, in time
-that grows with the square of their number. This tree grows from the top down. The first cluster has the requests with the
-document whose sharing saves the most tokens. The remaining requests are split in the same way, and so is each cluster:
+that grows with the square of their number. Here, the tree grows from the top down. The requests with the document whose
+sharing saves the most tokens are the first cluster. The remaining requests are split in the same way, and then the requests
+of each cluster. In this example, a number says how many requests share a document:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
     a e        |           +-- e
     f          +-- f
 
-Requests in the order of the leaves use a prefix cache depth first: each prefix is computed once, and may be evicted after
-the last request of its cluster.
+If the requests are answered in the order of the leaves, each prefix is computed once, and may be evicted after the last
+request of its cluster.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from heapq import heapify, heappop, heappush
 class Cluster:
     """Requests that share documents.
 
-    requests: their indices.
-    placed: the keys of the shared documents.
+    requests: the indices of the requests.
+    placed: the keys of the documents that all of them share.
     """
 
     requests: Sequence[int]
@@ -35,12 +36,12 @@ class Cluster:
 
 
 def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the indices of the document sets in an order in which sets that share much follow one another.
+    """Return the indices of document sets, in an order in which sets that share many documents follow one another.
 
-    A tie goes to the first set. For n documents in all sets, the time is n log n times the most documents that the requests
-    of a cluster share.
+    Ties are decided in favour of the first set. If all sets together have n documents, the time is n log n times the largest
+    number of documents that the requests of a cluster share.
 
-    sets: for each request, the keys of its documents with their lengths, in any unit.
+    sets: for each request, the length of each of its documents, in any unit, by the document's key.
     """
     order: list[int] = []
     stack = [Cluster(range(len(sets)))]
@@ -54,7 +55,7 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
 
 
 def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
-    """Yield the parts of a cluster: the requests with the document that saves the most, then the same for the rest."""
+    """Yield the parts of a cluster. The requests with the document that saves the most are one part, and so on."""
     left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
     places: dict[str, dict[int, None]] = {}
     for at, keys in left.items():
@@ -79,5 +80,5 @@ def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cl
 
 
 def _spared(key: str, count: int, lengths: Mapping[str, float]) -> float:
-    """Return the length that is saved if a document is computed once for `count` requests."""
+    """Return the length that is saved if a document is computed only once for `count` requests."""
     return (count - 1) * lengths[key]

@@ -36,8 +36,8 @@ class Document:
 
     Id and title become single lines, and the text is stripped, so that equal documents have equal text in a prompt.
 
-    key: 32 hexadecimal digits; two documents have the same key exactly if their ids, titles and texts are the same.
-    form: the document's whole text in a prompt, if a program has written it; empty: `document_text` writes it.
+    key: 32 hexadecimal digits. Two documents have the same key if, and only if, their ids, titles and texts are the same.
+    form: the document's whole text in a prompt, as another program has written it; empty: `document_text` writes it.
     """
 
     id: str
@@ -55,8 +55,8 @@ class Document:
     def parse(cls, value: object, where: str = "document") -> Document:
         """Return a document from JSON: a string, `{id, text, title}`, `{doc_id, text}` or Cohere's `{id, data}`.
 
-        The field of the text may also be named `content`, `page_content` (LangChain) or `snippet`. The default id is the
-        first 10 digits of a hash of title and text.
+        The text may also be in a field `content`, `page_content` (LangChain) or `snippet`. Without an id, the first 10
+        digits of a hash of title and text are the id.
 
         where: the path of `value`, for error messages.
 
@@ -73,10 +73,10 @@ class Document:
 
 
 def parse_documents(values: object, where: str = "documents") -> tuple[Document, ...]:
-    """Return the documents of a request, in retrieval rank. A document that is sent twice keeps the better rank.
+    """Return the documents of a request, in retrieval rank. A document that is sent twice gets the better of its ranks.
 
-    A null in the list is skipped. Raises DocumentError for a document that cannot be used, and for two texts with the same
-    id.
+    A null in the list is skipped. Raises DocumentError for a document that cannot be used, and for two documents with the
+    same id and different texts.
     """
     if not _is_list(values):
         raise DocumentError(where, f"must be a list of documents, not {_kind(values)}")
@@ -93,15 +93,18 @@ def parse_documents(values: object, where: str = "documents") -> tuple[Document,
 
 
 def _own_id(document: Document) -> str:
-    """Return an id for a document whose id another text has: the full hash if the id is the short hash, else the same id."""
+    """Return a new id for a document whose id belongs to another text already.
+
+    If the id is the document's short hash, the new id is its full hash. Otherwise it is the same id.
+    """
     digest = _digest(document.title, document.text)
     return digest if document.id == digest[:ID_DIGITS] else document.id
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
-    """Return the object with the text, and its path: the document, or Cohere's `data` object.
+    """Return the object that has a document's text, and its path. This is the document itself, or Cohere's `data` object.
 
-    If `data` has no text field, all its fields together are the text, one per line.
+    If `data` has no text field, its fields make up the text, one in each line.
     """
     data = value.get("data")
     if data is None or any(value.get(name) is not None for name in TEXT_FIELDS):
@@ -159,7 +162,7 @@ def _id(value: Mapping[str, object], where: str) -> str | None:
 
 
 def _line(text: str) -> str:
-    """Return `text` as one line. Line breaks, control characters, lone surrogates and runs of blanks become one space."""
+    """Return `text` as one line. Line breaks, control characters and lone surrogates become spaces; several become one."""
     if not text.isprintable():
         text = "".join(" " if category(c) in UNPRINTABLE else c for c in text)
     return " ".join(text.split())
@@ -170,7 +173,7 @@ def _shown(value: object) -> str:
 
 
 def _digest(*parts: str) -> str:
-    """Hash the parts and their lengths, so that no two lists of parts give the same input."""
+    """Return a hash of the parts. Their lengths are hashed, too, so that different lists of parts give different inputs."""
     digest = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass")
@@ -206,9 +209,9 @@ Message = Mapping[str, object]
 
 
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message that has any, in retrieval rank, by the index of the message.
+    """Return the documents of the messages that have any: by the index of the message, its documents in retrieval rank.
 
-    top: the field `documents` of the request itself; these documents belong to the last message of a user.
+    top: the field `documents` of the request itself. These documents belong to the last user message.
     takes_results: whether the content of a tool's message may be a list of documents. Such a list is ignored if it has more
         than 262,144 elements, or more documents than the request may still have.
 
@@ -246,16 +249,17 @@ def _parse(values: object, where: str, most: int) -> tuple[Document, ...]:
 
 
 def check_number(messages: Sequence[object]) -> None:
-    """Raise DocumentError for more messages than a request may have."""
+    """Raise DocumentError if there are more messages than a request may have."""
     if len(messages) > MOST_MESSAGES:
         raise DocumentError("messages", f"are {len(messages):,}: a request may have {MOST_MESSAGES:,}")
 
 
 def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tuple[Document, ...]:
-    """Return the documents in the content of a tool's message; empty if it is no list of documents, or has more than `most`.
+    """Return the documents in the content of a tool's message.
 
-    The content may be a list of documents, an object with such a list, or JSON text of either. Each document must have an id
-    and a text. Its further fields become lines before its text, except its rank and score.
+    Return () if the content is not a list of documents, or has more than `most` of them. The content may be a list, an
+    object with a list, or JSON text of either. Each document must have an id and a text. Its other fields are put before its
+    text, one in each line, except for ranks and scores.
     """
     listed, _ = _listed(message.get("content"))
     if not 0 < len(listed) <= most or not all(map(_is_document, listed)):
@@ -267,13 +271,13 @@ def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tu
 
 
 def beside_documents(message: Message) -> str:
-    """Return the other fields of the content that `documents_in` reads, one in each line; empty if there are none."""
+    """Return the fields beside the list of documents in a tool's message, one in each line; empty if there are none."""
     _, beside = _listed(message.get("content"))
     return _lines(beside.items())
 
 
 def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """Return the documents that no earlier turn shows, and the ids of the rest (RAGBoost, 6).
+    """Return the documents that no earlier turn shows, and the ids of the other documents (RAGBoost, 6).
 
     shown_before: the keys of the documents in earlier turns.
     """
@@ -282,7 +286,7 @@ def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> 
 
 
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
-    """Return the list in a content, and the content's other fields; both empty if there is no list."""
+    """Return the list in a message's content, and the content's other fields. Both are empty if there is no list."""
     if isinstance(content, str):
         if content.lstrip()[:1] not in ("[", "{") or sum(map(content.count, ELEMENTS)) > MOST_ELEMENTS:
             return (), {}
@@ -297,7 +301,7 @@ def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and Infinity, which are not JSON."""
+    """Raise ValueError for NaN and Infinity, which are not JSON."""
     raise ValueError(constant)
 
 
@@ -308,7 +312,7 @@ def _is_document(value: object) -> bool:
 
 
 def _flat(value: object) -> object:
-    """Return a document with its further fields as lines of its text."""
+    """Return a document whose other fields are lines before its text."""
     assert _is_object(value)
     id = "id" if value.get("id") is not None else "doc_id"
     text = next(name for name in TEXT_FIELDS if value.get(name))

@@ -1,4 +1,4 @@
-"""Several engines, each with a prefix cache: the choice of an engine for a request, and of the order of its documents."""
+"""A fleet of replicas, each with a prefix cache: which replica gets a request, and in which order its documents are."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ GONE = ""  # the home of a session whose replica is gone
 DISPLACING = 3.0
 """The cost of a computed token, in tokens of prefill: its own prefill, and the KV that the replica evicts for it.
 
-In a simulation of 2, 4, 8, 16 and 64 replicas, the mean TTFT was 0.91, 0.82, 0.69, 0.58 and 0.53 of the mean TTFT with a
-cost of 1 (the bench has been removed: `46caa70`).
+In a simulation of 2, 4, 8, 16 and 64 replicas, the mean TTFT with this value was 0.91, 0.82, 0.69, 0.58 and 0.53 times the
+mean TTFT with a value of 1 (the bench has been removed: `46caa70`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A choice of a replica for a request, and the order of the request's documents there.
+    """A replica that a request may be sent to, and the order of the request's documents there.
 
-    cost: the tokens of prefill that wait at the replica, plus `DISPLACING` times the tokens of the request's uncached
-        documents.
+    cost: the tokens of prefill that wait at the replica, plus `DISPLACING` times the tokens of those documents of the
+        request that are not cached there.
     stays: whether the replica has the history of the request's session.
     """
 
@@ -46,13 +46,13 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """A placement, and the number of documents that its replica has cached."""
+    """A placement, and the number of documents in its replica's tree."""
 
     placement: Placement
     cached: int
 
     def worth(self) -> tuple[bool, float, int, str]:
-        """Return a sort key: the best placement has the least key."""
+        """Return a sort key. The best placement has the least key."""
         return (not self.placement.stays, self.placement.cost, self.cached, self.placement.replica)
 
 
@@ -69,13 +69,13 @@ class Fleet:
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Keep the replicas with these names. Forget other replicas: their sessions start anew elsewhere."""
+        """Forget all replicas except those with these names. The sessions of the others start anew elsewhere."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
 
     def home(self, session: str) -> str | None:
-        """Return the replica with a session's history; `GONE` if that replica is gone; None if the session is unknown."""
+        """Return the replica that has a session's history; `GONE` if it was forgotten; None if the session is unknown."""
         return self._homes.get(session)
 
     def rank(
@@ -88,12 +88,14 @@ class Fleet:
         """Return a placement for each replica of `names`, the best one first.
 
         documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
-        busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers; otherwise
-            fully cached requests pile up at one replica.
+        names: the names of the replicas.
+        busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers. Otherwise
+            requests whose documents are all cached pile up at one replica.
+        session: the name of the request's session; None: it has none.
 
-        The replica with the session's history comes first, then the replicas with the least cost. Of replicas with the same
-        cost, the replica with the fewest cached documents comes first, so that empty caches fill. If these are equal, too,
-        the first name decides. Raises ValueError for a key given twice.
+        The replica with the session's history comes first. The other replicas follow in the order of their cost, least cost
+        first. Of replicas with the same cost, the one with the fewest cached documents comes first, so that empty caches
+        fill. If these numbers are equal, too, the order of the names decides. Raises ValueError for a key given twice.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)
@@ -106,9 +108,9 @@ class Fleet:
         busy: Callable[[str], float] = lambda _: 0.0,
         session: str | None = None,
     ) -> Placement:
-        """Return the first placement of `rank`, in much less time: each tree is read only while its replica may still win.
+        """Return the first placement of `rank`, in much less time: a replica's tree is searched only if it could be better.
 
-        The arguments are as in `rank`. Raises ValueError also if `names` is empty.
+        The arguments are as in `rank`. Raises ValueError as `rank` does, and if `names` is empty.
         """
         request, home = request_of(documents), self._home(session)
         work = {name: busy(name) for name in names}
@@ -130,7 +132,7 @@ class Fleet:
         return None if session is None else self._homes.get(session)
 
     def _most_reused(self, request: OrderRequest, name: str) -> float:
-        """Return an upper bound on the tokens that a replica reuses, from the first documents of its prompts."""
+        """Return an upper bound on the tokens that a replica reuses, from the documents that its prompts begin with."""
         begins = self._tree(name).start().children
         steps = map(begins.get, request.keys)
         return max((step.saved + step.ahead for step in steps if step), default=0.0)
@@ -145,6 +147,7 @@ class Fleet:
         """Note that a request was sent to a replica.
 
         order: (key, tokens) of each document, in the order of the prompt.
+        session: as in `rank`.
         """
         self._tree(replica).insert(order)
         if session is not None:

@@ -18,7 +18,7 @@ CHARACTERS = 4  # of a token, roughly
 class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseClass]
     """A compressor for a `ContextualCompressionRetriever`.
 
-    The tree assumes that the prompt has the documents in the returned order, so use that order.
+    Put the documents into the prompt in the returned order, since the tree assumes this.
 
     keep_first, keep_last: how many documents at each end stay in place.
     """
@@ -29,7 +29,7 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
     keep_last: int = 0
 
     def compress_documents(self, documents: Sequence[Document], query: str, callbacks: object = None) -> Sequence[Document]:
-        """Return the documents in their new order, duplicates removed."""
+        """Return the documents in their new order, without duplicates."""
         found = {_key(document): document for document in documents}
         keys = list(found)
         arranged = arrange(keys, self.tree, keep_first=self.keep_first, keep_last=self.keep_last)
@@ -39,5 +39,5 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
 
 
 def _key(document: Document) -> str:
-    """Hash id and text: to a cache, a new version of a document is a new document."""
+    """Return a hash of id and text. For a cache, a new version of a document is a new document."""
     return hashlib.blake2b(f"{document.id}\n{document.page_content}".encode(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ CHARACTERS = 4  # of a token, roughly
 class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseClass]
     """A postprocessor for the end of a query engine's `node_postprocessors`.
 
-    The tree assumes that the prompt has the nodes in the returned order, so use that order.
+    Put the nodes into the prompt in the returned order, since the tree assumes this.
 
     keep_first, keep_last: how many nodes at each end stay in place.
     """
@@ -33,7 +33,7 @@ class CacheOrder(BaseNodePostprocessor):  # pyright: ignore[reportUntypedBaseCla
         return "CacheOrder"
 
     def _postprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> list[NodeWithScore]:
-        """Return the nodes in their new order, duplicates removed."""
+        """Return the nodes in their new order, without duplicates."""
         found = {_key(node): node for node in nodes}
         keys = list(found)
         arranged = arrange(keys, self.tree, keep_first=self.keep_first, keep_last=self.keep_last)
@@ -47,5 +47,5 @@ def _text(node: NodeWithScore) -> str:
 
 
 def _key(node: NodeWithScore) -> str:
-    """Hash id and text: to a cache, a new version of a node is a new node."""
+    """Return a hash of id and text. For a cache, a new version of a node is a new node."""
     return hashlib.blake2b(f"{node.node.node_id}\n{_text(node)}".encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
 """Lists of documents that programs paste into a text, found by the programs' templates.
 
-A list is found only if all of it fits a program's template, from the text before the first document to the end of the last
-one. The time is linear in the length of the text: every repetition in a pattern has a bound, and only a few lists of a text
-are tried.
+A list is found only if all of it fits the template of a program, from the text before the first document to the end of the
+last document. The time is linear in the length of the text: every repetition in a pattern has a limit, and only a few places
+in a text are tried as the start of a list.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SPACE = re.compile(r"\s{0,64}")
 
 @dataclass(frozen=True, slots=True)
 class PastedFormat:
-    """How a program writes a list of documents into a text.
+    """The template by which a program writes a list of documents into a text.
 
     mark: a text that each list contains.
-    before: the text before the first document.
-    opening: the start of each document; the groups `number` and `name` find its number and name.
-    closing: the end of each document; empty: a document ends where the next one begins.
-    after: the text after the last document; empty: the list ends with a closing.
-    separator: the usual text between two documents.
-    has: a pattern that each document must contain.
-    is_fence: whether a closing has to be a whole line.
-    least: the fewest documents of a list.
+    before: matches the text before the first document.
+    opening: matches the start of each document. Its groups `number` and `name` are the document's number and name.
+    closing: the text at the end of each document; empty: a document ends where the next one begins.
+    after: the text after the last document; empty: the list ends with the closing of the last document.
+    separator: the text that is usually between two documents.
+    has: a pattern that must occur in each document.
+    is_fence: whether each closing must be a line of its own.
+    least: the fewest documents that a list may have.
     """
 
     name: str
@@ -144,10 +144,10 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class PastedList:
-    """A list of documents at [start, stop) of a text, in the program's order, without duplicates.
+    """A list of documents at positions [start, stop) of a text, in the program's order, without duplicates.
 
-    number_of: the number that the program gave to each document, by the id that replaces it; empty: there are no numbers.
-    is_named: whether each document's text shows its id.
+    number_of: by the id of each document, the number that the program gave it, which the id replaces; empty: no numbers.
+    is_named: whether the text of each document shows its id.
     """
 
     format: str
@@ -160,7 +160,7 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list at `start` that looks like a list of a known format, but stays as it is.
+    """A list at position `start` of a text that looks like a list of a known format, but is left as it is.
 
     why: the reason.
     """
@@ -171,12 +171,12 @@ class Untouched:
 
 
 def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | None, list[Untouched]]:
-    """Return the list of documents in a text, and the lists that stay as they are.
+    """Return the list of documents in a text, or None, and the lists that are left as they are.
 
-    most: how many documents a list may have.
+    most: how many documents the list may have.
 
-    If several lists are found, the last one of the first format counts, because an example may precede the program's own
-    list.
+    If lists of several formats are found, the format that comes first in `FORMATS` is chosen. If several lists of this
+    format are found, the last one is chosen, because an earlier one may be an example.
     """
     found: list[PastedList] = []
     untouched: list[Untouched] = []
@@ -202,9 +202,9 @@ def find_pasted(text: str, most: int = MOST_DOCUMENTS) -> tuple[PastedList | Non
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A document in a text.
+    """A document of a list in a text.
 
-    body: its text after the opening, without the closing.
+    body: the document's text between its opening and its closing.
     """
 
     opening: re.Match[str]
@@ -213,7 +213,7 @@ class _Block:
 
     @property
     def heading(self) -> str:
-        """Its opening, with {} in place of its number."""
+        """The document's opening, with {} in place of its number."""
         return self.opening[0] if self.number is None else "{}".join(self._around_number())
 
     @property
@@ -225,7 +225,7 @@ class _Block:
         return self.opening.groupdict().get("name")
 
     def spelt(self, id: str) -> str:
-        """Return the document with an id in place of its number."""
+        """Return the whole document, with an id in place of its number."""
         if self.number is None:
             return f"{self.opening[0]}{self.body}{self.closing}"
         return f"{id.join(self._around_number())}{self.body}{self.closing.replace(NUMBER, id)}"
@@ -240,7 +240,7 @@ class _Unfit(Exception):
 
 
 def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]:
-    """Yield the lists of a format in a text, and the lists that fit the format only in part."""
+    """Yield the lists of a format in a text, and the lists that begin like this format but do not fit it."""
     num_tried = end = 0
     for before in format.before.finditer(text) if format.mark in text else ():
         start = before.end()
@@ -260,7 +260,10 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]
 
 
 def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
-    """Return documents that have closings, the white space after each one, and the end of the last one. Raises _Unfit."""
+    """Return the documents of a list in a format with closings. Raises _Unfit.
+
+    Return also the white space after each document, and the position where the last one ends.
+    """
     stop = _stop(format, text, start)
     blocks: list[_Block] = []
     spaces: list[str] = []
@@ -286,7 +289,7 @@ def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], 
 
 
 def _open(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
-    """Return documents that end where the next one begins, as `_closed` does."""
+    """Return the documents of a list in a format without closings. The result is as in `_closed`. Raises _Unfit."""
     stop = _stop(format, text, start)
     blocks: list[_Block] = []
     spaces: list[str] = []
@@ -301,7 +304,7 @@ def _open(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], li
 
 
 def _stop(format: PastedFormat, text: str, start: int) -> int:
-    """Return the last place at which a list's documents may end. Raises _Unfit."""
+    """Return the position where the documents of a list must have ended. Raises _Unfit."""
     if not format.after:
         return len(text)
     stop = text.find(format.after, start)
@@ -313,9 +316,9 @@ def _stop(format: PastedFormat, text: str, start: int) -> int:
 def _list(
     format: PastedFormat, text: str, span: tuple[int, int], blocks: Sequence[_Block], spaces: Sequence[str]
 ) -> PastedList:
-    """Check blocks and return them as a list.
+    """Check the documents of a list, and return the list.
 
-    spaces: the white space after each block.
+    spaces: the white space after each document.
 
     Raises _Unfit.
     """
@@ -331,7 +334,7 @@ def _list(
 
 
 def _listed(format: str, span: tuple[int, int], blocks: Sequence[_Block], separator: str) -> PastedList:
-    """Return blocks as a list. Raises _Unfit."""
+    """Return documents as a list. Raises _Unfit."""
     if len(blocks) > MOST_DOCUMENTS:
         raise _Unfit(TOO_LONG)
     names = [block.name for block in blocks]
@@ -360,7 +363,7 @@ FIRST = re.compile(r"(?:\A|\n\n|:\n)(?=\[[01]\] \S)")
 ENTRY = re.compile(r"\[(?P<number>\d{1,3})\] (?=\S)")
 CITED = re.compile(r"\[(\d{1,3})\]")
 AFTER_LIST = re.compile(r"\s{0,64}(?:\Z|#{1,6} |---|===|</|(?:Question|Query|User|Answer)[^\n:]{0,40}:)")
-"""The text that may follow the last entry. Before any other text, the entry might go on."""
+"""Matches the text that may follow the last entry. Any other text might still be part of the entry."""
 
 
 def _numbered(text: str) -> Iterator[PastedList | Untouched]:
@@ -380,7 +383,7 @@ def _numbered(text: str) -> Iterator[PastedList | Untouched]:
 
 
 def _entries(text: str, start: int) -> PastedList | None:
-    """Return the list that begins at a place; None for a single entry. Raises _Unfit."""
+    """Return the list of numbered entries that begins at `start`; None if there is only one entry. Raises _Unfit."""
     line = text.find("\n", start)
     following = ENTRY.match(text, line + 1) if line >= 0 else None
     joint = "\n" if following else "\n\n"

@@ -1,4 +1,4 @@
-"""Policies that order a request's documents for reuse, and the reuse of an order.
+"""Policies that order a request's documents, so that the request reuses more of a prefix cache.
 
 A policy takes a request and an index of cached documents, and returns the ranks of the movable documents in their new order.
 It does not change the index.
@@ -27,14 +27,14 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """A step over one cached document: its end in the cache, and the tokens that its reuse saves.
+    """A step over one cached document: where it ends in the cache, and how many tokens its reuse saves.
 
     position: the end of the document in the cache.
-    tokens: the tokens that can be reused.
+    tokens: how many tokens can be reused.
     saved: `tokens` minus the cost of restoring them, in tokens of prefill; 0 or more. A document on the device saves all of
-        its tokens; a document on a slower tier saves fewer.
-    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. The search uses it
-        to skip branches that cannot win.
+        its tokens. A document on a slower tier saves fewer.
+    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. With it, the
+        search skips branches that cannot lead to the best order.
     """
 
     position: P
@@ -50,7 +50,7 @@ class Index(Protocol[P]):
     """
 
     def start(self) -> P | None:
-        """Return the position at which a request's documents begin; None if the text before them is not cached."""
+        """Return the position where a request's documents begin; None if the text before them is not cached."""
         ...
 
     def after(self, position: P) -> Collection[str]:
@@ -78,7 +78,7 @@ class RecencyIndex(Protocol):
     """An index that also knows the last use of a document. Only the `recency` policy needs it."""
 
     def recency(self, key: str) -> float | None:
-        """Return a number that is greater for later use; None for an unknown document."""
+        """Return a number that is greater the later the document was used; None for an unknown document."""
         ...
 
 
@@ -90,10 +90,10 @@ class OrderRequest:
     """The documents of one request, in retrieval rank.
 
     keys: the keys of the documents.
-    names: their sort keys for the `sorted` policy.
-    first, last: documents before rank `first`, and documents from rank `last` on, keep their place.
-    waiting: the documents of each waiting request that may reuse this order.
-    tokens: the most tokens that each document can save; empty: unknown.
+    names: the sort keys of the documents for the `sorted` policy.
+    first, last: the documents before rank `first`, and those from rank `last` on, keep their place. Ranks count from 0.
+    waiting: for each waiting request that may reuse this order, the keys of its documents.
+    tokens: for each document, the most tokens that it can save; empty: unknown.
     """
 
     keys: Sequence[str]
@@ -112,8 +112,8 @@ class OrderRequest:
 class Walk(Generic[P]):
     """The cached prefix of a sequence of documents.
 
-    documents, tokens: its length in documents and in tokens.
-    saved: the tokens of prefill that it saves.
+    documents, tokens: the length of this prefix, in documents and in tokens.
+    saved: how many tokens of prefill its reuse saves.
     """
 
     documents: int
@@ -123,7 +123,7 @@ class Walk(Generic[P]):
 
 
 def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
-    """Follow `keys` in order from `position`, up to the first document that is not cached."""
+    """Follow the documents `keys` from `position`, up to the first document that is not cached."""
     documents, tokens, saved = 0, 0, 0.0
     for key in keys:
         step = None if position is None else index.follow(position, key)
@@ -134,9 +134,9 @@ def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
 
 
 def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> float:
-    """Return the tokens saved by `keys`, the last documents of a request.
+    """Return how many tokens the documents `keys` save, which are the last documents of a request.
 
-    If all of them are cached, the tokens that are saved after the last document count, too (`Index.beyond`).
+    If all of them are cached, tokens that are saved after the last document are included (`Index.beyond`).
     """
     walked = walk(index, position, keys)
     return walked.saved if walked.end is None else walked.saved + index.beyond(walked.end)
@@ -156,13 +156,15 @@ def cached_ranks(index: Index[P], position: P, ranks: Mapping[str, int]) -> list
 
 
 def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence[int]:
-    """Return the order that saves the most tokens; of equals, the lexicographically smallest, nearest to rank.
+    """Return the order that saves the most tokens.
 
-    floor: a number of tokens; the search ignores orders that do not save more.
+    If several orders save the same, the lexicographically smallest one is returned, which is nearest to retrieval rank.
+
+    floor: a number of tokens. Orders that do not save more tokens are ignored.
 
     The result is exact: a depth-first search visits every cached path that this request's documents can reach, and skips
-    only branches whose bound (`Step.ahead`) cannot win. Documents that are not cached follow the cached ones: first the
-    documents that waiting requests share, then the rest in retrieval rank.
+    only branches that, by their bound (`Step.ahead`), cannot save more. Documents that are not cached follow the cached
+    ones: first the documents that waiting requests share, then all others in retrieval rank.
     """
     keys, movable = request.keys, request.movable
     head = walk(index, index.start(), keys[: request.first])
@@ -206,12 +208,12 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
 
 
 def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]:
-    """Return `placed`, then the documents shared with the most waiting requests, then the rest in rank.
+    """Return `placed`, then the documents that the most waiting requests share, then all others in retrieval rank.
 
-    A waiting request counts only while it has all documents placed so far, because it can only reuse a common prefix. In
-    this way, a request that finds nothing cached also helps waiting requests (RAGBoost, 5.1). The order is exact for one
-    waiting request, and greedy for several. The time is proportional to the number of documents of all these requests,
-    because counts only fall.
+    A waiting request counts only as long as it has all documents placed so far, because it can only reuse a common prefix.
+    In this way, a request that finds nothing cached still computes a prefix for waiting requests (RAGBoost, 5.1). The order
+    is the best one for a single waiting request, and greedy for several. The time is proportional to the number of documents
+    of all these requests, because counts only fall.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:
@@ -240,7 +242,7 @@ def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]
 
 
 def greedy(request: OrderRequest, index: Index[P]) -> Sequence[int]:
-    """Take the best-ranked document that is cached at each position, until none is cached (CacheWeaver, Algorithm 1)."""
+    """Take at each position the document of best rank that is cached there, until none is (CacheWeaver, Algorithm 1)."""
     keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []
@@ -263,7 +265,7 @@ def oracle(request: OrderRequest, index: Index[P]) -> Sequence[int]:
 
 
 def retrieval(request: OrderRequest, index: object) -> Sequence[int]:
-    """Return retrieval rank, whatever is cached."""
+    """Return the documents in retrieval rank, whatever is cached."""
     return request.movable
 
 
@@ -304,21 +306,21 @@ Order = Literal["auto", "retrieval", "sorted", "greedy"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BestPlace = Literal["free", "first", "last"]
-"""The place of the document of rank 1: `free`: where the order reuses the most; `first`, `last`: at an end."""
+"""The place of the document of rank 1: any place (`free`), before all other documents (`first`), or after them (`last`)."""
 
 BEST_PLACES: tuple[BestPlace, ...] = get_args(BestPlace)
 
 
-# ---- The order of one request's documents in its prompt, and what it reuses. --------------------------------------------
+# ---- The order of a request's documents in its prompt, and how much of it is cached. ------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """An order of documents, and how much it reuses.
+    """An order of documents, and how much of a cache it reuses.
 
-    order: retrieval ranks, from 0, in the order of the prompt; `order[0]` is the rank of the first document.
-    reused_documents: the number of leading documents that are cached in this order.
-    reused_tokens: the tokens of these documents. Text before and after the documents is not counted.
+    order: the retrieval ranks, from 0, in the order of the prompt: `order[0]` is the rank of the prompt's first document.
+    reused_documents: how many leading documents are cached in this order.
+    reused_tokens: how many tokens these documents have. Text before and after the documents is not counted.
     """
 
     order: tuple[int, ...]
@@ -348,13 +350,15 @@ def arrange(
     index: the cached documents.
     policy: one of `POLICIES`. Under `auto` and `greedy`, documents that are not reused stay in retrieval rank.
     keep_first, keep_last: how many documents at the start and at the end keep their place.
-    names: the sort keys of the `sorted` policy, by default `keys`.
-    waiting: the documents of each waiting request; `auto` puts uncached documents that these requests share before others.
-    best: the place of the document of rank 1, one of `BEST_PLACES`; `last` is ignored if `keep_first` or `keep_last` is set.
-    pays: takes the tokens saved with the document of rank 1 in its place (`free`: the first place), and the tokens saved in
-        a free order; returns whether to use the free order. None: `best` alone decides.
+    names: the sort keys for the `sorted` policy; None: `keys`.
+    waiting: for each waiting request, the keys of its documents. Of the documents that are not cached, `auto` puts those
+        that waiting requests share before all others.
+    best: the place of the document of rank 1, one of `BEST_PLACES`. `last` is ignored if `keep_first` or `keep_last` is set.
+    pays: decides between the best order with the document of rank 1 in a fixed place, and the best of all orders. It takes
+        the number of tokens that each of them saves, and returns whether to use the second order. If `best` is `free`, the
+        fixed place is the first one. None: `best` alone decides.
 
-    With the document of rank 1 in its place, the other documents are in their best order. `pays` needs a second search.
+    `pays` takes a second search.
 
     Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, `names` and
     `keys` of different lengths, and more documents than `oracle` can try.
@@ -382,7 +386,10 @@ def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangemen
 
 
 def _with_fixed(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
-    """Return the order with the document of rank 1 in its place: after all other documents for `last`, else before them."""
+    """Return the best order with the document of rank 1 in a fixed place.
+
+    This place is after all other documents if `best` is `last`, else before them.
+    """
     size = len(request.keys)
     if best != "last":
         first = min(max(request.first, 1), size)
@@ -398,9 +405,9 @@ def _saved(request: OrderRequest, index: Index[P], arrangement: Arrangement) -> 
 
 
 def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arrangement:
-    """Return the order that reuses the most cached tokens, or retrieval rank if none reuses more than `floor` tokens.
+    """Return the order that reuses the most cached tokens, or retrieval rank if no order reuses more than `floor` tokens.
 
-    This takes much less time than `arrange` if the floor is high or much is cached. No document saves more than its tokens,
+    If the floor is high or much is cached, this takes much less time than `arrange`. No document saves more than its tokens,
     so the search stops where the remaining documents cannot save enough.
     """
     order = tuple(auto(request, index, floor))
@@ -409,7 +416,7 @@ def arrange_better(request: OrderRequest, index: Index[P], floor: float) -> Arra
 
 
 def request_of(documents: Sequence[tuple[str, int]]) -> OrderRequest:
-    """Return the request for documents, (key, tokens) in retrieval rank. Raises ValueError for a key given twice."""
+    """Return a request for documents, given as (key, tokens) in retrieval rank. Raises ValueError for a key given twice."""
     keys = [key for key, _ in documents]
     _check_once(keys)
     return OrderRequest(keys, keys, first=0, last=len(keys), tokens=[tokens for _, tokens in documents])
@@ -446,14 +453,15 @@ Post = Callable[[str, dict[str, object]], Awaitable[object]]
 
 
 async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterable[list[D]]) -> list[D]:
-    """Let the server prefill during a search. Return the documents of the last stage, for the chat.
+    """Let the server prefill a chat while the search for its documents runs. Return the documents of the last stage.
 
-    A stage that changes nothing is not sent. The search does not wait for the server: stages that are still unsent when the
-    search ends are never sent. An error of `post` is ignored, since it only costs the time gained.
+    The documents of a stage are sent to the server, unless they are the same as those of the stage before. The search does
+    not wait for the server: while one stage is being sent, only the newest later stage is kept, and none is sent once the
+    search has ended. Errors of `post` are ignored, since without the prefill the chat only takes longer.
 
     post: sends a body to the server.
     chat: the body of the later chat completion, without documents.
-    stages: yields, after each stage of the search, the best documents so far, in rank; the last stage is the result.
+    stages: yields after each stage of the search the best documents so far, in retrieval rank. The last stage is the result.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

@@ -9,17 +9,17 @@ from math import inf
 from .document import Document
 
 ASK_FOR_IDS = "After each statement from a document, name the document by its id in brackets, as in [1a2b3c4d5e]."
-"""The instruction to the model in a chat for which a search has found documents."""
+"""The instruction to the model in a chat whose documents a search has found."""
 SYNTAX = re.compile(r"[\\\[\]>]")  # characters with a meaning in labels and hints
 LABEL_LIKE = re.compile(r"(?<=\n\n) *\[")  # text that reads like the label of a next document
 
 
 def document_text(document: Document) -> str:
-    """Return the prompt text of one document, which is the same at any place of the prompt.
+    """Return the prompt text of one document, which is the same at any place in a prompt.
 
-    The id comes first, so that two documents already differ in their first tokens. Two different lists of documents never
-    have the same text: a backslash is put before brackets in an id, and one more space before a paragraph that begins with a
-    bracket. If a document has a `form`, that is its text.
+    The id comes first, so that two documents differ in their first tokens. A backslash is put before each bracket in an id,
+    and one more space before a paragraph that begins with a bracket. So two different lists of documents never have the same
+    text. If the document has a `form`, this is its text.
     """
     if document.form:
         return document.form
@@ -30,16 +30,19 @@ def document_text(document: Document) -> str:
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     """Return a line that tells the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
 
-    The line names only the best ids: it stops where the remaining documents are already in rank, which saves tokens and
-    loses no information. Put the line after the documents and before the question, where it breaks no shared prefix. It has
-    ids, never document text. A document of `rank` that is not in `order` is elsewhere in the prompt: the line names it,
-    unless it has the last rank.
+    The line begins with the document of best rank, and stops as soon as the remaining documents are already in rank. This
+    saves tokens and loses no information. Put the line after the documents and before the question, where it breaks no
+    shared prefix. The line contains ids, but no text of documents.
+
+    order: the documents in the order of the prompt.
+    rank: the documents in retrieval rank. A document that is not in `order` is elsewhere in the prompt. The line names it,
+        unless it has the last rank.
     """
     return rank_hint([document.id for document in order], [document.id for document in rank])
 
 
 def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
-    """Return the line of `order_hint`, from the ids of the documents."""
+    """Return the line of `order_hint`. The arguments are the ids of the documents."""
     place = {id: at for at, id in enumerate(order)}
     named = max(len(ranks) - 1, 0)
     while named and place.get(ranks[named - 1], inf) < place.get(ranks[named], -inf):
@@ -48,16 +51,16 @@ def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
 
 
 def location_hint(ids: Iterable[str]) -> str:
-    """Return a line for each document that an earlier turn already shows and this turn leaves out; "" for no ids.
+    """Return a line for each document that this turn leaves out because an earlier turn shows it; "" for no ids.
 
-    Put these lines after the new documents and before the order hint. They have ids, never document text.
+    Put these lines after the new documents and before the order hint. They contain ids, but no text of documents.
     """
     lines = "".join(f"See [{_name(id)}] above.\n" for id in ids)
     return f"{lines}\n" if lines else ""
 
 
 def _name(id: str) -> str:
-    """Return an id as labels and hints show it: its end is unambiguous, and no two ids look the same."""
+    """Return an id with special characters escaped, so that in labels and hints its end is clear and it is unique."""
     return SYNTAX.sub(r"\\\g<0>", id)
 
 

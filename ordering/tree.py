@@ -15,7 +15,7 @@ from .policy import Step
 class DocumentNode:
     """A document in the tree, or the root.
 
-    children: by key, the steps to documents that were served directly after it.
+    children: by key, the steps to the documents that were served directly after this one.
     """
 
     parent: DocumentNode | None
@@ -26,9 +26,9 @@ class DocumentNode:
 class KnowledgeTree:
     """An `Index`: a trie over document keys, whose paths are recently served orders (CacheWeaver, section 3.2).
 
-    From the prompts that an engine was sent, it predicts which documents the engine still caches. It keeps at most
-    `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are thread-safe.
-    Raises ValueError if `max_nodes` is less than 1.
+    From the prompts that were sent to an engine, the tree predicts which documents the engine still has in its cache. It
+    keeps at most `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
+    thread-safe. Raises ValueError if `max_nodes` is less than 1.
     """
 
     def __init__(self, max_nodes: int = 10_000) -> None:
@@ -62,7 +62,7 @@ class KnowledgeTree:
         return position.children.get(key)
 
     def beyond(self, position: DocumentNode) -> float:
-        """Return 0.0, since the tree knows documents only, and no text after them."""
+        """Return 0.0, since the tree knows only documents, and not the text after them."""
         return 0.0
 
     def recency(self, key: str) -> int | None:
@@ -86,10 +86,11 @@ class KnowledgeTree:
     def report(self, order: Iterable[tuple[str, int]], cached_tokens: int) -> None:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
-        If the engine had fewer than the tree predicted, it has evicted the first missing document and all documents after
-        that document, and the tree drops their nodes.
+        If fewer tokens were cached than the tree predicted, the engine has evicted the first missing document and all
+        documents after it. The tree then drops these documents from its predictions before it stores the prompt.
 
-        cached_tokens: how many tokens of these documents were cached, without the text before them.
+        order: as in `insert`.
+        cached_tokens: how many tokens of these documents were cached. The text before the documents does not count.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:
@@ -106,7 +107,7 @@ class KnowledgeTree:
     def forget(self, path: Sequence[str]) -> int:
         """Drop the last document of `path` and all documents after it. Return how many documents were dropped.
 
-        An empty path drops all documents.
+        If `path` is empty, all documents are dropped.
         """
         with self._lock:
             node = self._root
@@ -119,7 +120,7 @@ class KnowledgeTree:
             return before - len(self._nodes)
 
     def check(self) -> None:
-        """Assert the invariants: every node is reachable, children are evicted before their parents, and all bounds hold."""
+        """Assert that every node is reachable, that children are evicted before their parents, and that all bounds hold."""
         with self._lock:
             age = {node: i for i, node in enumerate(self._nodes)}
             assert len(age) <= self.max_nodes and len(self._served) <= self.max_nodes
@@ -176,5 +177,5 @@ class KnowledgeTree:
 
 
 def _with_ahead(step: Step[DocumentNode], ahead: float) -> Step[DocumentNode]:
-    """Return a step with another bound. `replace` takes four times as long, for each document of a prompt."""
+    """Return a step with another bound. `replace` would take four times as long, for each document of a prompt."""
     return Step(step.position, step.tokens, step.saved, ahead)

@@ -3,11 +3,12 @@
     |<------------------------------ num_cells ------------------------------>|
     |<---------------- num_used ---------------->|<-------- num_free -------->|
     | prefix tree             | private tokens   | promised      | unclaimed  |
-    | in use   | idle KV      | generated tokens | to prompts    |            |
+    | in use   | idle KV      |                  |               |            |
 
-A run is in use while it is on the path of a running request. Idle KV belongs to idle sequences alone. It is reclaimable,
-and nothing else is ever evicted. Private tokens are generated tokens: they belong to their request, and enter the tree
-when the request ends. Promised cells are free now, but running requests will fill them with the rest of their prompts.
+A run is in use while it is on the path of a running request. All other KV in the tree is idle: only idle sequences hold it.
+Idle KV can be evicted, and no other KV is ever evicted. Private tokens are generated tokens with KV. They belong to their
+request, and join the tree when the request ends. Promised cells are still free, but running requests will fill them with
+the rest of their prompts.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Cells:
 
     index: the tree that prompts are matched against.
     running: the scheduler's list of running requests.
-    idle_cells: most cells of idle KV while requests run, if host memory takes the rest. Every step attends over the whole
-        pool, so idle cells cost time.
-    swap: moves KV to host memory for the time of a step.
+    idle_cells: how many cells of idle KV may stay on the device when a request starts. Idle KV beyond that is moved to host
+        memory, because every step attends over the whole pool, idle cells included.
+    swap: moves the KV of other requests to host memory during a step.
     """
 
     def __init__(self, tree: PrefixTree, index: PromptTree, running: Collection[Job], idle_cells: int) -> None:
@@ -49,11 +50,11 @@ class Cells:
         return self._tree.device.num_cells - self.num_used
 
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
-        """Return whether a prompt fits in addition to running requests and their promised cells.
+        """Return whether the device has room for a prompt besides the running requests and the cells promised to them.
 
-        The server accepts only prompts that fit alone.
+        If no request runs, the answer is True: the server accepts only prompts that fit into an empty device.
 
-        waiting: the other waiting requests, which may also keep KV outside the cells (`Strategy.has_room`).
+        waiting: the other waiting requests. Like running ones, they may keep KV outside the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:
@@ -67,29 +68,30 @@ class Cells:
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def num_missing(self, job: Job) -> int:
-        """Return how many tokens a waiting request, which is laid out, would have to compute if it started now."""
+        """Return how many tokens a waiting request would have to compute if it started now. It must be laid out."""
         request, layout, index = job.request, job.layout, self._index
         scope, tokens = request.index_scope, layout.tokens
         reused = min(index.reusable(scope, tokens), index.num_cached(scope, tokens))
         return len(tokens) - reused - layout.num_placed(self._tree, request.scope, reused)
 
     def forecast(self, prompt: Prompt, scope: Scope) -> tuple[int, bool]:
-        """Return how many tokens a background request would compute, and whether the cells for them are free."""
+        """Return how many tokens a background request would compute, and whether enough cells are free for its prompt."""
         layout = prompt.arrange(self._index, scope)
         reused = self._index.reusable(scope, layout.tokens)
         missing = len(layout.tokens) - reused - layout.num_placed(self._tree, scope, reused)
         return missing, self._fits_free(layout, scope)
 
     def _fits_free(self, layout: Layout, scope: Scope) -> bool:
-        """Return whether enough cells are free for the tokens of a prompt that have no KV."""
+        """Return whether enough cells are free for those tokens of a prompt that have no KV on the device."""
         return len(layout.tokens) - self._tree.match(scope, layout.tokens).ready <= self.num_free
 
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
-        """Save idle KV to host memory. Return whether cells, a sequence and host memory are free for a prefetch.
+        """Save idle KV to host memory, and free cells for a prefetch. Return whether the prefetch may start.
 
-        Unused runs with a copy in host memory are evicted until `idle_cells` idle cells are left, because the prefetch
-        attends over the whole pool, too. More of these runs are evicted if the prefetch needs their cells. Host memory
-        evicts copies that a lower tier also has. A prefetch evicts no other KV.
+        It may start if enough cells, a sequence id and room in host memory are free. To free cells, this method evicts only
+        runs that no request has used and that have a copy in host memory. It evicts them until `idle_cells` idle cells are
+        left, because the prefetch attends over the whole pool, and then until the prefetch has enough cells. To free host
+        memory, it evicts only copies that a lower tier also has.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
@@ -105,14 +107,15 @@ class Cells:
         return self._index.host.has_room_for(missing)
 
     def reserve(self, num_cells: int) -> bool:
-        """Evict idle KV until `num_cells` cells are free; return False if there is too little idle KV."""
+        """Evict idle KV until `num_cells` cells are free. Return False if there is too little idle KV for that."""
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 
     def offload_idle(self, job: Job) -> None:
-        """Move idle KV to host memory until `idle_cells` are left, since each step attends over the whole pool.
+        """Move idle KV to host memory until `idle_cells` idle cells are left, if this makes a starting request faster.
 
-        The idle KV stays if its move would not make this request faster. The request's path is already claimed.
+        Each step of the request attends over the whole pool, idle cells included. The request must have claimed its path
+        before, so that its own cached KV is in use and stays.
         """
         tree, sequence = self._tree, job.sequence
         excess = tree.device.num_reclaimable - self._idle_cells
@@ -124,6 +127,6 @@ class Cells:
 
 
 def cut(job: Job, span: Span, device: DeviceCells) -> None:
-    """Free the cells of a span's rejected tokens."""
+    """Free the cells of a span's rejected draft tokens."""
     if job.computed < span.stop:
         device.perform(Trim(span.sequence, job.computed, span.stop))

@@ -15,7 +15,7 @@ def nodes_of(tree: PromptTree) -> list[Node]:
 
 
 def check_tree(tree: PrefixTree) -> None:
-    """Raise AssertionError if the tree, its sequences and its device disagree."""
+    """Raise AssertionError if a tree's runs, its sequences and the counts of its device contradict each other."""
     device = tree.device
     nodes = nodes_of(tree)
     sequences = {sequence for node in nodes for sequence in node.sequences} | set(device.idle.values())
@@ -51,7 +51,7 @@ def check_tree(tree: PrefixTree) -> None:
 
 
 def check_host(tree: PromptTree, nodes: list[Node]) -> None:
-    """Raise AssertionError if a tree's copies, their budget and its pins disagree."""
+    """Raise AssertionError if a tree's runs contradict host memory's counts of copies, or the tree's set of pinned runs."""
     host, states = tree.host, [node for node in nodes if node.state is not None]
     copies = {node.copy for node in nodes if node.copy is not None}
     assert host.num_tokens == sum(map(len, copies)) and host.num_states == len(states)
@@ -66,7 +66,7 @@ def check_host(tree: PromptTree, nodes: list[Node]) -> None:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Raise AssertionError if requests, slots, sequences and cells disagree."""
+    """Raise AssertionError if a scheduler's requests, slots, sequences and cells contradict each other."""
     tree, device = scheduler.tree, scheduler.tree.device
     check_tree(tree)
     if scheduler.index is not tree:

@@ -1,4 +1,4 @@
-"""Child processes: each ends when this process ends, for whatever reason."""
+"""Child processes that end when this process ends, even if this process is killed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def start_child(
     env: Mapping[str, str] | None = None,
     start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that lives no longer than this one. Raises OSError.
+    """Start a child process that ends when this process ends. Raises OSError.
 
-    is_asked: when this process ends, the child gets SIGTERM and may shut down in its own way; otherwise it gets SIGKILL.
+    is_asked: if True, the child gets SIGTERM when this process ends, so that it can shut down in its own way. If False, it
+        gets SIGKILL.
 
-    The other arguments are those of `Popen`. Only Linux ends the child: on other systems the child must notice that its
-    stdin has ended.
+    The other arguments are those of `Popen`. Only Linux sends the signal. On other systems the child has to end itself when
+    its stdin is closed.
     """
     lifeline, end = os.pipe()
     process = None
@@ -60,12 +61,12 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux end a process once the other end of a pipe is closed, as when the process that has it open ends.
+    """Let Linux send a process a signal when the write end of a pipe closes, at the latest when this process ends.
 
-    lifeline: the read end of the pipe, which the process also has open. Nothing is ever written to the pipe.
+    lifeline: the read end of the pipe; the process must have it open, too. Nothing is ever written to the pipe.
     is_asked: as in `start_child`.
 
-    The kernel's PR_SET_PDEATHSIG does not suffice: it kills the child as soon as the thread that started it ends.
+    PR_SET_PDEATHSIG would not do: it kills the child when the thread that started it ends, not when this process ends.
     """
     with suppress(ImportError, OSError):  # another system, or one that only looks like Linux
         from fcntl import F_SETFL, F_SETOWN, F_SETSIG, fcntl
@@ -82,10 +83,10 @@ def run_child(
     env: Mapping[str, str] | None = None,
     goes_on: Callable[[], bool] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a process to its end, and capture what it prints. Raises OSError, and TimeoutExpired once the process is killed.
+    """Run a process to its end, and capture its output. Raises OSError, and TimeoutExpired after a timeout.
 
-    timeout: in seconds.
-    goes_on: called ten times a second; once it returns False, the process is killed as after a timeout.
+    timeout: in seconds. After this time, the process is killed.
+    goes_on: called ten times a second. Once it returns False, the process is killed, and TimeoutExpired is raised.
     """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:
@@ -99,7 +100,7 @@ def run_child(
 def _to_end(
     process: subprocess.Popen[bytes], timeout: float | None, goes_on: Callable[[], bool] | None
 ) -> tuple[bytes, bytes]:
-    """Return what a process prints until it ends. Raises TimeoutExpired."""
+    """Wait for a process. Return what it wrote to stdout and to stderr. Raises TimeoutExpired, as `run_child` does."""
     if goes_on is None:
         return process.communicate(timeout=timeout)
     latest = monotonic() + (math.inf if timeout is None else timeout)
@@ -112,7 +113,7 @@ def _to_end(
 
 
 def stop_child(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Ask a process to end; kill it after `patience` seconds."""
+    """Send SIGTERM to a process. Kill it if it still runs after `patience` seconds."""
     process.terminate()
     try:
         process.wait(patience)
@@ -134,9 +135,9 @@ def as_ctrl_c(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ends_in_order(handler: Callable[[int, FrameType | None], object] = as_ctrl_c) -> Generator[None]:
-    """Handle SIGTERM and SIGHUP, so that this process can end its children in order. Only for the main thread.
+    """Within the block, handle SIGTERM and SIGHUP, so that this process can end its children before it ends.
 
-    A signal that is ignored stays ignored, such as SIGHUP under nohup.
+    Use it in the main thread only. If a signal is ignored, such as SIGHUP under nohup, it stays ignored.
     """
     numbers = [number for name in ENDS if (number := getattr(signal, name, None)) is not None]
     before = {number: signal.getsignal(number) for number in numbers}

@@ -1,6 +1,6 @@
-"""What a token costs to compute and to restore, and the budget of a step.
+"""The time to compute and to restore tokens, and the prefill budget of a step.
 
-`models/times.py` makes the server's only `Costs` from measured constants. Every tuning rule takes its numbers from it.
+`models/times.py` makes the `Costs` of a model from measured constants. Every tuning rule takes its numbers from a `Costs`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ GUESSED_NS = 1e6  # guessed time to compute a token, before the first step
 class Costs:
     """The costs of one model on one device. A threshold of NEVER turns a rule off; by default every rule is off.
 
-    chunk: prompt tokens that attention computes together; a smaller batch takes about as long.
-    background_step: prompt tokens of a background step; they are lost when a new request aborts the step.
-    background_ns: most time of a background step on a device that cannot abort steps; 0: steps can be aborted.
-    recompute_last: the fewest tokens of a prompt to compute in one batch, so that no bit depends on the cache. The last
-        `recompute_last` tokens of a prompt are always computed.
-    min_shared: uncached tokens that two requests must share before the second waits for the first to compute them.
-    restore_share: time to restore KV from host memory, as a share of the time to compute it.
-    apart_from_cells: with this many cells in use or more, decode and prefill take less time in separate steps.
-    swap_from_tokens: a step of more tokens than this that sees none of the cells in use is faster if they are swapped out.
-    cells_per_run: the fixed time to move a run, as the number of cells that could be moved in that time.
-    scattered_tokens: the time to save one more stretch of cells, as the tokens computed in that time; 0: it takes no time.
-    spill_ns: time to move an idle cell to host memory, and back when it is used again.
-    idle_token_ns, idle_step_ns: time that an idle cell costs if it stays: for each prompt token, and for each decode step.
-    tile: query tokens of one tile of the attention kernel; 1: the kernel has no tiles.
-    token_ns: time of one more token in a batch of whole tiles.
-    cell_ns, tile_cell_ns: attention time for each cell that one token sees, and for each cell that a whole tile sees.
-    pass_ns, row_ns: time to read all weights once, and of one more token in a batch with its row of logits; 0: unknown.
+    chunk: how many prompt tokens attention computes together. A smaller batch takes about as long as a chunk.
+    background_step: prompt tokens of a background step. If a new request aborts the step, their computation is lost.
+    background_ns: the longest time of a background step if the device cannot abort steps; 0: it can.
+    recompute_last: how many tokens at the end of a prompt are always computed, in one batch, even if they are cached. A
+        batch with fewer tokens rounds differently, so the bits of an answer would depend on the cache.
+    min_shared: how many uncached tokens two requests must share, so that the second waits until the first has computed them.
+    restore_share: the time to restore KV from host memory, divided by the time to compute it.
+    apart_from_cells: the number of cells in use from which decode and prefill take less time in separate steps.
+    swap_from_tokens: if a step has more tokens than this and sees none of the cells in use, swapping them out saves time.
+    cells_per_run: the fixed part of the time to move a run, as the number of cells that move in the same time.
+    scattered_tokens: the extra time to save each separate stretch of cells, as the number of tokens that are computed in the
+        same time; 0: no extra time.
+    spill_ns: the time to move an idle cell to host memory, plus the time to move it back when it is used again.
+    idle_token_ns, idle_step_ns: the time that an idle cell on the device adds to each prompt token, and to each decode step.
+    tile: the number of query tokens in one tile of the attention kernel; 1: the kernel has no tiles.
+    token_ns: the time that one more token adds to a batch of whole tiles.
+    cell_ns, tile_cell_ns: the attention time for each cell that one token sees, and for each cell that a whole tile sees.
+    pass_ns, row_ns: the time to read all weights once, and the time that one more token with its row of logits adds to a
+        batch; 0: unknown.
     """
 
     chunk: int = 1
@@ -59,7 +61,7 @@ class Costs:
     row_ns: float = 0.0
 
     def scaled(self, share: float) -> Costs:
-        """Return the costs of a model with this share of the weights and of the layers."""
+        """Return the costs of a smaller model, which has this share of the weights and of the layers."""
         names = ("token_ns", "cell_ns", "tile_cell_ns", "pass_ns", "row_ns")
         return replace(self, **{name: share * getattr(self, name) for name in names})
 
@@ -73,7 +75,7 @@ class Costs:
         return self.pass_ns + rows * self.row_ns + attention
 
     def background_tokens(self, profile: Profile, cached: int) -> int:
-        """Return how many prompt tokens a background step computes after `cached` ones, if nothing else runs.
+        """Return how many prompt tokens a background step computes after `cached` tokens, while no other request runs.
 
         A time limit never lowers the number below `recompute_last`, because a smaller batch rounds differently from the
         batch of a client's request.
@@ -86,21 +88,21 @@ class Costs:
         return max(int((self.background_ns - self.pass_ns) / each), self.recompute_last)
 
     def pays_to_pad(self, size: int, seen: int, together: int) -> bool:
-        """Return whether a batch of `size` tokens takes longer than a whole tile.
+        """Return whether a batch of `size` tokens takes longer than a batch that is padded to a whole tile.
 
-        seen: the cells that the tokens see, added up over all tokens.
-        together: how many different cells these are.
+        seen: for each token the number of cells that it sees, added up over all tokens.
+        together: the number of cells that at least one token sees.
         """
         if size >= self.tile:
             return False
         return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
 
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
-        """Return whether a swap makes steps faster: attention then no longer passes over cells that the steps do not see.
+        """Return whether a swap takes less time than it saves: attention then no longer passes over cells for nothing.
 
-        num_passed: the unseen cells, counted once for each token.
-        num_used: all cells in use.
-        num_pieces: the stretches of used cells, each of which moves separately.
+        num_passed: the cells that attention would pass over for nothing, counted once for each token.
+        num_used: the number of cells in use, all of which a swap may move.
+        num_pieces: the number of stretches of these cells; each stretch is moved separately.
         """
         return num_passed > self.swap_from_tokens * (num_used + self.cells_per_run * num_pieces)
 
@@ -122,11 +124,11 @@ OUTLIER = 4  # a step counts as at most this many times its expected time: the m
 class Profile:
     """Learns T(cached, new), the seconds to compute `new` tokens after `cached` ones (RAGCache, section 5.1).
 
-    RAGCache measures a grid at start and interpolates in it. Here a line is fitted to the steps that run anyway, since the
-    time of a token is a fixed part and a part that grows with its depth. The line is as good, takes no time at start, and
-    adapts to the machine.
+    RAGCache measures a grid of times at its start and interpolates between them. This class fits a line to the steps that
+    run anyway: the time of a token has a fixed part, and a part that grows with the token's position. The line predicts as
+    well as a grid, takes no time at the start, and adapts to the machine.
 
-    min_tokens: smaller steps are ignored, since they take about as long as a step of this size.
+    min_tokens: steps with fewer tokens are ignored, since they take about as long as a step with `min_tokens` tokens.
     """
 
     def __init__(self, min_tokens: int = 1) -> None:
@@ -136,7 +138,7 @@ class Profile:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether a step has been observed, so that times are in seconds."""
+        """Whether a step has been observed. Until then, times are not in seconds."""
         return self._sums[0] > 0
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -158,26 +160,27 @@ class Profile:
         self._fit()
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return T(cached, new). Before the first observed step each token counts as 1, not in seconds."""
+        """Return T(cached, new) in seconds. Before the first observed step, the result is the number of new tokens."""
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
     def cost(self, cached: int, new: int) -> float:
         """Return the time of each of `new` tokens after `cached` ones, divided by the mean time of all tokens so far.
 
-        The division makes costs comparable over time: before and after the first step, and while the machine is slower.
+        Because of this division, costs from before the first step, and from a time when the machine was slower, can be
+        compared with later costs.
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
         return self.seconds(cached, new) / new / mean
 
     def tokens_within(self, seconds: float, cached: int) -> int:
-        """Return the most tokens after `cached` ones that take at most `seconds`; 0 before the first step."""
+        """Return how many tokens after `cached` ones can be computed within `seconds`; 0 before the first step."""
         if not self.is_learnt:
             return 0
         first, growth = self._fixed + self._by_depth * cached, self._by_depth / 2  # n tokens take n * first + n * n * growth
         return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
 
     def _fit(self) -> None:
-        """Fit a line by least squares: flat until depths differ, and never falling."""
+        """Fit a line by least squares. Its slope is 0 until steps of different depths were observed, and never negative."""
         weight, depth, squares, seconds, products = self._sums
         spread = weight * squares - depth * depth
         slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
@@ -188,7 +191,7 @@ class Profile:
 
 
 def mean_depth(plan: Plan) -> float:
-    """Return the mean position of the tokens of a plan, which must have some."""
+    """Return the mean position of the tokens of a plan. The plan must have at least one token."""
     return sum(len(span.tokens) * (span.start + span.stop) / 2 for span in plan.spans) / plan.num_tokens
 
 
@@ -204,9 +207,9 @@ class PrefillBudget:
     size: most prompt tokens.
     max_stall: most seconds that the prompt tokens may take.
 
-    The smaller limit holds, but a step may always compute one chunk, since part of a chunk takes about as long.
+    Both limits hold, except that a step may always compute one whole chunk, since part of a chunk takes about as long.
 
-    The time of a token grows with the cells in use of all requests, because attention passes over all of them.
+    The time of a prompt token grows with the number of cells in use: attention passes over the cells of all requests.
     """
 
     def __init__(self, size: int, max_stall: float, costs: Costs, profile: Profile) -> None:
@@ -218,10 +221,10 @@ class PrefillBudget:
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
         """Learn from the time that a plan took, and let the profile learn.
 
-        Plans with drafts or without a whole chunk are ignored. If a step took longer than expected, because the machine has
-        other work, the next steps become smaller at once.
+        Plans with drafts, and plans with fewer tokens than a chunk, are ignored. If a step took longer than expected because
+        the machine has other work, the next steps become smaller at once.
 
-        cells: cells in use on the device, without the plan's new tokens.
+        cells: the number of cells in use on the device, without the cells of the plan's new tokens.
         """
         tokens = plan.num_tokens
         if tokens < self.costs.chunk or plan.has_drafts:
@@ -234,9 +237,9 @@ class PrefillBudget:
     def limit(self, most: int, cells: Callable[[int], int]) -> int:
         """Return how many prompt tokens a step may compute now.
 
-        most: the tokens that the step has room for.
-        cells: returns how many cells are in use while a step computes a given number of tokens. Fewer may be in use in a
-            large step, because such a step swaps out the cells of other requests.
+        most: the number of tokens that the step has room for.
+        cells: takes the number of tokens of a step, and returns how many cells are in use during that step. A larger step
+            may have fewer cells in use, because it swaps out the cells of other requests.
         """
         most = min(most, self.size)
         if self.max_stall == math.inf or not most:
@@ -251,10 +254,11 @@ class PrefillBudget:
 
 
 def chunk_size(left: int, most: int, costs: Costs) -> int:
-    """Return how many of the `left` tokens to compute now, at most `most`: whole chunks, which leave no tiny remainder.
+    """Return how many of the `left` tokens to compute in the next step, at most `most`.
 
-    Attention takes as long for part of a chunk as for a whole one. If `most` allows it, neither this part of the tokens nor
-    the last part has fewer than `recompute_last`.
+    The result is a number of whole chunks if `most` allows it, because attention takes as long for part of a chunk as for a
+    whole one. It leaves no tiny remainder for the last step: if possible, both this step and the last one compute at least
+    `recompute_last` tokens.
     """
     if left <= most:
         return left

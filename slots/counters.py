@@ -24,8 +24,8 @@ def total(help: str, name: str = "") -> int:
 class Counters:
     """The scheduler's totals.
 
-    tree: its profile has the times of tokens.
-    cached_tokens: reused prompt tokens, by origin (`Source`).
+    tree: the tree whose profile knows the time to compute tokens.
+    cached_tokens: the number of reused prompt tokens, by origin (`Source`).
     """
 
     tree: PrefixTree
@@ -51,13 +51,13 @@ class Counters:
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 
     def shown(self) -> dict[str, tuple[str, int]]:
-        """Return the help and the number of each total, by its name in /metrics."""
+        """Return the help and the value of each total, by the total's name in /metrics."""
         declared = [one for one in fields(self) if HELP in one.metadata]
         return {one.metadata[NAME] or one.name: (one.metadata[HELP], getattr(self, one.name)) for one in declared}
 
     @property
     def prompt_tokens(self) -> int:
-        """Computed tokens of all prompts."""
+        """The number of computed prompt tokens, of all requests."""
         return self.prefilled_tokens + self.idle_tokens
 
     def count_step(self, num_spans: int) -> None:
@@ -75,16 +75,16 @@ class Counters:
         self.drafted_tokens += num_tokens
 
     def count_accepted(self) -> None:
-        """Count an accepted drafted token: the step generates one more token after it."""
+        """Count an accepted drafted token, which adds one token to the answer."""
         self.generated_tokens += 1
         self.accepted_tokens += 1
 
     def count_cached(self, job: Job, source: str, start: int, tokens: int) -> None:
         """Count `tokens` prompt tokens from position `start` on as reused.
 
-        source: their origin.
+        source: the origin of these tokens.
 
-        Nothing is counted for a request that was preempted before, nor for a request without a waiting client.
+        Nothing is counted if the request was preempted before, or if no client waits for it.
         """
         if job.reuse.num_preempted or not job.request.kind.is_client:
             return
@@ -93,7 +93,7 @@ class Counters:
         self.cached_tokens[source] = self.cached_tokens.get(source, 0) + tokens
 
     def _seconds(self, start: int, tokens: int, source: str) -> float:
-        """Return the time that reuse saves: the time to compute the tokens, less the time to restore them."""
+        """Return the seconds that reuse saves: the time to compute the tokens, minus the time to restore them."""
         if not self.tree.profile.is_learnt:
             return 0.0
         share = 1.0 if source in ON_DEVICE else 1 - self.tree.costs.restore_share

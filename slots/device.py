@@ -10,8 +10,7 @@ from .radix import Node, Sequence, path
 
 
 class Stretches:
-    """Counts, roughly, the stretches of adjacent cells that hold the KV of each run, and of each sequence's private
-    tokens.
+    """Estimates how many separate stretches of cells hold the KV of a run, or of a sequence's private tokens.
 
     An answer that is computed in steps with other requests takes many stretches, since its tokens are not in adjacent cells.
     A run without a count is in one piece, or is not on the device.
@@ -22,33 +21,36 @@ class Stretches:
         self.total = 0  # of all owners
 
     def of(self, owner: Node | Sequence) -> int:
-        """Return the stretches of a run or of a sequence's private tokens; 0: they are in one piece."""
+        """Return the number of stretches of a run, or of a sequence's private tokens; 0: they are in one piece."""
         return self._counts.get(owner, 0)
 
     @property
     def owners(self) -> Iterable[Node | Sequence]:
-        """The runs and sequences with a count."""
+        """The runs and the sequences that have a count."""
         return self._counts.keys()
 
     def add(self, sequence: Sequence) -> None:
-        """Count one more stretch for a sequence, which has computed a token in a step with other sequences."""
+        """Count one more stretch for a sequence that has computed a token in a step with other sequences."""
         self._counts[sequence] = self._counts.get(sequence, 0) + 1
         self.total += 1
 
     def join(self, owner: Node | Sequence) -> int:
-        """Drop the count of an owner whose KV is restored in one piece or gone from the device. Return the count."""
+        """Drop and return the count of an owner whose KV was restored in one piece, or is no longer on the device."""
         count = self._counts.pop(owner, 0)
         self.total -= count
         return count
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divide the count of a run that was cut in two."""
+        """Divide the count of a run that was cut in two between its two parts."""
         if count := self._counts.get(lower):
             self._counts[upper] = count * len(upper.tokens) // (len(upper.tokens) + len(lower.tokens))
             self._counts[lower] = count - self._counts[upper]
 
     def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
-        """Move the count of a sequence's private tokens to the runs that they have become. Without runs, drop the count."""
+        """Move the count of a sequence's private tokens to `nodes`, the runs made of these tokens.
+
+        The count is dropped if there is no such run.
+        """
         if count := self.join(sequence):
             found = {node: min(count, len(node.tokens)) for node in nodes if not node.ready}
             self._counts |= found
@@ -60,12 +62,13 @@ class Stretches:
 
 
 class DeviceCells:
-    """Keeps sequences, cells and counts in step with the runs of a prefix tree. The tree alone changes the shape of runs.
+    """The sequences and cells that hold the runs of a prefix tree, with their counts.
 
-    Each change adds memory operations, which the scheduler puts into the next plan (`take_operations`).
+    Only the tree adds, splits and removes runs. Changes here add memory operations, which the scheduler puts into the next
+    plan (`take_operations`).
 
     offer_copy: called with each run whose copy may now be evicted from host memory.
-    recompute_last: how many last tokens of a prompt are computed even if they are cached.
+    recompute_last: how many tokens at the end of a prompt are computed even if they are cached.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class DeviceCells:
 
     @property
     def num_reclaimable(self) -> int:
-        """Cells that eviction could free now."""
+        """The number of cells that eviction could free now."""
         return self.num_ready - self.num_in_use
 
     @property
@@ -122,11 +125,11 @@ class DeviceCells:
     # ---- running sequences -----------------------------------------------------------------------------------------
 
     def begin(self, last_node: Node) -> Sequence:
-        """Return a new sequence, still without KV, on the path to `last_node`. Needs a free id."""
+        """Return a new sequence, still without KV, on the path to `last_node`. An id must be free."""
         return Sequence(self.free_ids.pop(), last_node)
 
     def resume(self, sequence: Sequence, last_node: Node) -> None:
-        """Let an idle sequence run again, on a path to `last_node` that extends its own."""
+        """Make an idle sequence active again. Its path now ends in `last_node`, which extends the old path."""
         del self.idle[sequence.last_node]
         sequence.last_node, sequence.active = last_node, True
 
@@ -151,8 +154,8 @@ class DeviceCells:
     def advance(self, sequence: Sequence, stop: int) -> None:
         """Note that `sequence` has computed its path up to position `stop`.
 
-        If another sequence already has KV of the same tokens, the new cells are freed and the older ones shared, so that
-        each token's KV is in one cell only.
+        If another sequence already has the KV of some of these tokens, the sequence frees its new cells and shares the
+        older ones, so that each token's KV is in only one cell.
         """
         for node in path(sequence.last_node, sequence.length):
             if node.start >= stop:
@@ -170,9 +173,9 @@ class DeviceCells:
     # ---- idle sequences --------------------------------------------------------------------------------------------
 
     def keep_idle(self, sequence: Sequence) -> None:
-        """Keep a sequence after its request, unless another sequence holds all of its KV.
+        """Keep a sequence as an idle sequence when its request ends, unless another sequence holds all of its KV.
 
-        Idle sequences whose KV it holds are dropped.
+        Drop the idle sequences on its path whose KV other sequences hold, too.
         """
         sequence.active = False
         for node in path(sequence.last_node):
@@ -190,7 +193,7 @@ class DeviceCells:
     #     0      cached, or forked         computed               claimed           generated tokens
     #
     #                     holder                                     counted in               freed by
-    #     shared prefix   the request's sequence and more of them    num_ready, num_in_use    evict, once no request uses it
+    #     shared prefix   the request's and other sequences          num_ready, num_in_use    evict, once no request uses it
     #     own             the request's sequence alone               num_ready, num_in_use    evict, once no request uses it
     #     pending         no sequence yet: promised cells            num_pending              _prune, if it is never computed
     #     private tokens  the request's sequence                     Job.num_private             release: it becomes a run
@@ -208,14 +211,14 @@ class DeviceCells:
         return leaf
 
     def take_unused(self) -> Node | None:
-        """Return the longest idle leaf that no request has used and that has a copy in host memory."""
+        """Return a leaf that no request has used and that has a copy in host memory: the one that has been idle longest."""
         unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
         """Free the cells of a leaf.
 
-        Its idle sequence then ends at the leaf's parent, unless another sequence covers it there.
+        The leaf's idle sequence then ends at the leaf's parent. It is dropped if another sequence holds all of its KV.
         """
         assert leaf.parent is not None and leaf.sequences == {sequence}
         del self.idle[leaf]
@@ -249,7 +252,7 @@ class DeviceCells:
         self.leaves.offer(sequence.last_node)
 
     def _offer(self, node: Node) -> None:
-        """Consider a run that may have become a leaf, or has another priority."""
+        """Offer a run for eviction, if an idle sequence ends in it: it may now be a leaf, or have a new priority."""
         if node in self.idle:
             self.leaves.offer(node)
 
@@ -259,7 +262,10 @@ class DeviceCells:
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divide the counts of a run that was cut in two. An idle sequence that ends in `upper` gets it as its last node."""
+        """Update the counts after a run was cut in two.
+
+        If the run's idle sequence has KV of the upper part only, it now ends in `upper`.
+        """
         self.stretches.split(upper, lower)
         self.num_runs += lower.ready > 0
         idle = self.idle.get(lower)  # an active sequence always ends at a run's end
@@ -270,19 +276,19 @@ class DeviceCells:
         self._offer(lower)
 
     def touch(self, node: Node) -> None:
-        """Set the priority of a run that is used, pinned or unpinned now."""
+        """Set the priority of a run that has just been used, pinned or unpinned."""
         node.priority = self._policy.priority(node)
         self._offer(node)
 
     def begin_use(self, node: Node) -> None:
-        """Count one more running request with this run on its path."""
+        """Note that another running request has this run on its path."""
         if not node.in_use:
             self.num_in_use += node.ready
             self.num_pending += len(node.tokens) - node.ready
         node.in_use += 1
 
     def end_use(self, node: Node) -> None:
-        """Count one running request fewer with this run on its path."""
+        """Note that a running request no longer has this run on its path."""
         node.in_use -= 1
         if not node.in_use:
             self.num_in_use -= node.ready
@@ -291,7 +297,7 @@ class DeviceCells:
             self._offer(node)
 
     def count_ready(self, node: Node, change: int) -> None:
-        """Add `change`, which may be negative, to the ready tokens of a run."""
+        """Change the number of a run's ready tokens by `change`, which may be negative."""
         before = node.ready
         node.ready += change
         self.num_ready += change

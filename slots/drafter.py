@@ -1,4 +1,4 @@
-"""A draft model: what it does for the engine, how often its tokens are right, and how long they take."""
+"""A draft model: the protocol of its class, the chance that its tokens are right, and the time that they take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GoesOn = Callable[[int, Sequence[float]], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDraft:
-    """A guess at the next tokens by a draft model.
+    """A draft model's guess at the next tokens of an answer.
 
     tokens: int32.
     confidences: the probability that the draft model gave to each token.
@@ -33,13 +33,15 @@ class ModelDraft:
 class Drafter(Protocol):
     """A draft model, with its own KV and one sequence for each slot. It computes in the engine's thread.
 
-    A draft model never changes an answer: it only proposes tokens, which the main model checks.
+    A draft model never changes an answer: it only proposes tokens, which the main model checks. To *read* a token means to
+    compute the draft model's KV of it.
 
     costs: the costs of the draft model.
-    batch: most tokens of one batch.
-    num_tokens: tokens computed since the start.
-    num_passes: passes for drafts since the start; each pass adds a token to each stream's draft, or ends the draft.
-    is_off: whether the model drafts nothing, because it failed repeatedly or was not loaded.
+    batch: the most tokens of one batch of the draft model.
+    num_tokens: how many tokens the draft model has computed since the start.
+    num_passes: how many passes it has made for drafts since the start. Each pass adds one token to the draft of each stream,
+        or ends that draft.
+    is_off: whether the model makes no drafts, because it failed repeatedly or was not loaded.
     """
 
     costs: Costs
@@ -49,31 +51,33 @@ class Drafter(Protocol):
     is_off: bool
 
     def lacking(self, job: Job) -> int:
-        """Return how many of a job's tokens before the last one the draft model has not read; -1: it cannot read them."""
+        """Return how many of a job's tokens, without the last one, the model has still to read; -1: it cannot read them."""
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of a job's unread tokens. Return False, with none read, if a new request aborts this."""
+        """Read at most `most` of a job's unread tokens. If a new request aborts this, read none and return False."""
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
-        """Compute up to `most` tokens of an idle slot's history with the draft model, for the slot's next turn.
+        """Read up to `most` tokens of an idle slot's history, so that they need not be read in the slot's next turn.
 
-        Return False if no token is left, or after an abort.
+        Return False if no token is left to read, or if a new request aborts this.
 
-        cached: how many first tokens of the history may be read.
+        cached: the length of the history's prefix that may be read.
         """
         ...
 
     def draft(self, jobs: Sequence[Job], lengths: Sequence[int], goes_on: GoesOn) -> list[ModelDraft]:
-        """Return a draft for each job, of at most its length in `lengths`; it is empty if the model cannot draft.
+        """Return a draft for each job. A draft is empty if the model cannot draft for its job.
 
-        The unread tokens of all jobs, and one more token of each job, must fit into one batch.
+        lengths: the most tokens of each job's draft.
+
+        The unread tokens of all jobs, plus one token for each job, must fit into one batch.
         """
         ...
 
     def forget(self, scope: Scope) -> None:
-        """Free the KV of a scope. The tokens of running requests in it are read again later."""
+        """Free the KV of a scope. If requests of the scope are running, their tokens are read again later."""
         ...
 
 
@@ -88,9 +92,9 @@ SURE = 0.995  # no chance is higher
 
 
 class ModelOdds:
-    """The chance that a drafted token is right, by the draft model's confidence in it.
+    """The chance that a token drafted by a draft model is right, for each level of the model's confidence in the token.
 
-    The chances are learnt from all requests. A request's own drafts shift its chances.
+    The chances are learnt from the drafts of all requests, and adjusted for each request by its own earlier drafts.
     """
 
     def __init__(self) -> None:
@@ -98,15 +102,15 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance of a token that is not drafted yet.
+        """Return the chance that the next drafted token is right, before it is drafted and its confidence is known.
 
-        own: the request's score.
+        own: the score of the request's own drafts.
         """
         general = self._mean.right / self._mean.tried
         return min((OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried), SURE)
 
     def chances(self, own: Score, confidences: Sequence[float]) -> list[float]:
-        """Return the chance of each token of a draft, given that all tokens before it are right."""
+        """Return for each token of a draft the chance that it is right, if all tokens before it are right."""
         lean = self.mean(own) * self._mean.tried / max(self._mean.right, 1e-9)
         scores = [self._by_confidence[_place(confidence)] for confidence in confidences]
         return [min(lean * score.right / score.tried, SURE) for score in scores]
@@ -114,7 +118,7 @@ class ModelOdds:
     def learn(self, own: Score, confidences: Sequence[float], right: int) -> None:
         """Learn from a checked draft, whose first `right` tokens were right.
 
-        Tokens after the first wrong one do not count.
+        The draft's tokens after its first wrong token do not count, since they were not checked.
         """
         checked = [_place(confidence) for confidence in confidences[: right + 1]]
         for place in set(checked):
@@ -127,7 +131,7 @@ class ModelOdds:
         own.add(len(checked), right)
 
     def forget(self) -> None:
-        """Move the chances a little towards the first guess, after a step without a draft."""
+        """After a step without a draft, move the chances a little back towards their initial values."""
         _return(self._mean, MEAN_WEIGHT, FIRST_MEAN)
         for score, chance in zip(self._by_confidence, FIRST, strict=True):
             _return(score, FIRST_WEIGHT, chance)
@@ -150,7 +154,7 @@ UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # shares of a step: a pass, and a read token
 
 
 class DraftTimes:
-    """The times of a draft model, learnt from its passes; before the first pass, taken from the costs of both models.
+    """The times of a draft model. They are learnt from its passes, and estimated from `Costs` before the first pass.
 
     costs: the costs of the main model.
     of_draft: the costs of the draft model.
@@ -162,7 +166,7 @@ class DraftTimes:
         self._token = 0.0  # seconds to read a token; 0 before the first read
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
-        """Return the time to draft one more token for each stream, in steps of the main model.
+        """Return the time to draft one more token for each stream, divided by the time of a step of the main model.
 
         step: the seconds of a step of the main model.
         """
@@ -181,9 +185,9 @@ class DraftTimes:
         return self._token or step * (row / plain if plain and row else UNKNOWN_TOKEN)  # a GPU's time for a row may be 0
 
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
-        """Learn from the time of drafts.
+        """Learn from the time that the drafts of a step took.
 
-        number: the number of passes, as if each pass had drafted for all streams.
+        number: the number of passes. Each of them counts as a pass for all streams.
         """
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)
@@ -194,8 +198,8 @@ class DraftTimes:
 
 
 def smoothed(mean: float | None, new: float) -> float:
-    """Return a running mean of times after one new time.
+    """Return the running mean of times, updated with one new time.
 
-    mean: the mean before the new time; None: the new time is the first.
+    mean: the mean so far; None: `new` is the first time.
     """
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

@@ -1,12 +1,12 @@
-"""The drafts of a step: how many drafted tokens are worth their time, and which were accepted.
+"""The drafts of a step: how many tokens to draft, and which drafted tokens were accepted.
 
-A decoding span has the last token and then the draft, with a row of logits for each. The request's sampler chooses a token
-from the first row. It goes on to the next row as long as its choice equals the drafted token, so the answer is the
-sampler's, whatever was drafted.
+A decoding span consists of the request's last token and its draft. The model computes a row of logits for each of these
+tokens. The sampler chooses a token from the first row. If the choice equals the first drafted token, the sampler goes on to
+the second row, and so on. At the first difference it stops, so a draft never changes the answer.
 
-    row       last token   draft 0   draft 1   draft 2   draft 3
-    choice    = draft 0    = draft 1 another   -         -
-    KV        kept         kept      kept      trimmed   trimmed
+    row       last token   draft 0     draft 1   draft 2   draft 3
+    choice    = draft 0    = draft 1   another   -         -
+    KV        kept         kept        kept      trimmed   trimmed
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ FORGETTING = 0.97  # share of a request's own score that a step without a draft 
 
 
 class Odds:
-    """The chance that a token drafted by lookup is right, by the length of the match.
+    """The chance that a token drafted by lookup is right, for each length of the match.
 
-    The chances are learnt from all requests. A request's own drafts shift its chances.
+    The chances are learnt from the drafts of all requests, and adjusted for each request by its own earlier drafts.
     """
 
     def __init__(self) -> None:
         self._by_length = [Score(FIRST_WEIGHT, FIRST_WEIGHT * chance) for chance in FIRST]
 
     def chance(self, own: Score, matched: int) -> float:
-        """Return the chance of a token, given that all tokens before it in the draft are right.
+        """Return the chance that a token of a draft is right, if all tokens before it are right.
 
-        own: the request's score.
+        own: the score of the request's own drafts.
+        matched: the length of the draft's match.
         """
         general = self._by_length[_place(matched)]
         return (OWN_WEIGHT * general.right / general.tried + own.right) / (OWN_WEIGHT + own.tried)
@@ -71,13 +72,16 @@ class Odds:
 
 
 def expected(chance: float, length: int) -> float:
-    """Return how many of `length` drafted tokens are expected to be right before the first wrong one."""
+    """Return how many of `length` drafted tokens are expected to be accepted.
+
+    chance: the chance that a token is right, if all tokens before it are right.
+    """
     return length * chance if chance > 0.999 else chance * (1 - chance**length) / (1 - chance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """A draft with the chance of each token, given that all tokens before it are right."""
+    """A draft, and for each of its tokens the chance that it is right, if all tokens before it are right."""
 
     draft: Draft | ModelDraft
     chances: Sequence[float]
@@ -86,7 +90,7 @@ class Guess:
         return len(self.chances)
 
     def expected(self, length: int) -> float:
-        """Return how many of its first `length` tokens are expected to be right before the first wrong one."""
+        """Return how many tokens are expected to be accepted if only the draft's first `length` tokens are used."""
         return sum(accumulate(self.chances[:length], mul))
 
 
@@ -108,7 +112,7 @@ SAMPLES = 5  # a factor is about the mean of this many recent samples
 
 @dataclass(slots=True)
 class Factor:
-    """The ratio of measured to predicted times. It starts at 1, so that a slow first step counts half."""
+    """The ratio of measured to predicted times. The initial 1 counts as a sample, so that a slow first step counts half."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -118,18 +122,19 @@ class Factor:
         self.value += (min(new, OUTLIER * self.value) - self.value) / self.num_samples
 
     def fade(self, usual: float) -> None:
-        """Move towards `usual`, after a step without drafts."""
+        """After a step without drafts, move the factor a little towards `usual`."""
         self.value += (1 - FADING_PACE) * (usual - self.value)
 
 
 class Pace:
-    """The time of a step with drafts, as a multiple of the time of a step without them.
+    """The time of a step with drafts, as a multiple of the time of a step without drafts.
 
-    The costs predict the multiple, and a factor that is learnt from steps corrects the prediction. Each number of rows has a
-    factor (large numbers share one up to a power of two). All numbers of rows that have not run yet share another factor.
+    `Costs` predicts the time that the drafted rows add to a step, and a factor corrects this prediction. The factor is
+    learnt from measured steps, separately for each number of rows; larger numbers share a factor up to each power of two. A
+    number of rows without a measured step uses a factor that is learnt from all steps.
 
-    The time without drafts may be out of date: if the machine has become slower since, multiples are too large until the
-    next step without drafts.
+    Steps without drafts may be rare. If the machine has become slower since the last one, the multiples are too large until
+    the next one.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -142,13 +147,13 @@ class Pace:
     def multiple(self, streams: int, rows: int, depth: int) -> float:
         """Return the time of a step of `rows` rows, divided by the time of a step with one row for each stream.
 
-        depth: cells that a row sees.
+        depth: how many cells a row sees.
         """
         factor = self._factors.get(streams, {}).get(_size(rows), self._factor)
         return 1 + factor.value * self._by_costs(streams, rows, depth)
 
     def _by_costs(self, streams: int, rows: int, depth: int) -> float:
-        """Return the time of the drafted rows by the costs, divided by the time of a step without them."""
+        """Return the predicted time that the drafted rows add, divided by the time of a step without them."""
         plain, drafted = self._costs.step_ns(streams, depth), rows - streams
         return max(self._costs.step_ns(rows, depth) / plain - 1 if plain else UNKNOWN * drafted, LEAST * drafted)
 
@@ -160,19 +165,22 @@ class Pace:
         return self._costs.step_ns(streams, depth) or 1.0
 
     def is_old(self, streams: int) -> bool:
-        """Return whether a step without drafts is due."""
+        """Return whether the next step must be without drafts, so that the time of such a step is measured again."""
         return self._num_drafted.get(streams, 0) >= (REFRESH if streams in self._plain else FIRST_STEPS)
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
-        """Return a time moved towards a new one.
+        """Return the known time, moved towards a new time.
 
-        is_late: the new time is the first in a long while, so it counts half.
+        is_late: whether the known time is old. The new time then counts half, which is more than usual.
         """
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
-        """Learn from a step. Return its time as a multiple of a step without drafts; 1 if it had no drafts."""
+        """Learn from the time of a step. Return the time as a multiple of a step without drafts.
+
+        The result is 1 for a step without drafts, and if no current time of such a step is known.
+        """
         plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
         drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
         if not drafted:
@@ -195,9 +203,9 @@ class Pace:
 
 
 def _size(rows: int) -> int:
-    """Return the class of a number of rows.
+    """Return the class of a number of rows; all numbers in a class share a factor.
 
-    Each small number has its own class: a draft model may need one row more or less.
+    Each small number has a class of its own, because a draft model chooses between lengths that differ by one row.
     """
     return rows if rows <= FEW_ROWS else FEW_ROWS + (rows - 1).bit_length()
 
@@ -213,25 +221,26 @@ NONE: Sequence[np.ndarray] = ()
 
 
 class Drafts:
-    """Decides which drafts a step checks. A step has drafts only if every running request decodes.
+    """Decides which drafts a step checks. A step has drafts only if all running requests decode.
 
-    Each stream must be expected to gain time by the step, otherwise no stream drafts. The time that drafts lose is taken
-    from a credit. Gains refill the credit, and each step without drafts adds a little to it: if no draft is ever accepted,
-    drafts cost half a percent of the time.
+    Drafts are used only if they are expected to save time for every stream of the step. If they lose time all the same, the
+    loss is taken from a credit. Drafts that save time refill the credit, and each step without drafts adds a little to it.
+    So if no draft is ever accepted, drafts cost half a percent of the time.
 
-    All drafts of a step come from lookup, or all come from the draft model, whichever gains more. The draft model's time
-    counts, both for drafts and for reading prompts. The draft model reads a prompt in pieces between steps, after the
-    answer's first token.
+    In one step, either all drafts come from lookup, or all come from the draft model, whichever is expected to save more
+    time. The time of the draft model counts as a loss, both for drafts and for reading prompts. The draft model reads a
+    prompt in pieces, between the steps of the main model, once the answer's first token is sampled.
 
-    max_rows: most rows of logits of a step; 0: no drafts.
-    max_stall: most seconds that drafts may add to a step with several streams; the step aims at less, as prefill does.
-    longest: most tokens of a draft, if the model has a recurrent state that must be rolled back after a wrong token.
+    max_rows: the most rows of logits of a step; 0: no drafts.
+    max_stall: the most seconds that drafts may add to a step with several streams. Steps aim at a little less (`AIM`).
+    longest: the most tokens of a draft. A model with a recurrent state has such a limit, because the state must be rolled
+        back after a wrong token.
     ends: tokens that end an answer; they are never drafted.
     drafter: the draft model, if there is one.
 
-    All streams of a recurrent model draft equally many tokens, because llama.cpp computes equal lengths in one kernel.
-    Unequal lengths take several kernels. A later kernel then moves the states of other streams, but not the saved states
-    that a rollback needs.
+    With a recurrent model, all streams of a step draft the same number of tokens, because llama.cpp computes equal lengths
+    in one ubatch. With unequal lengths, a later ubatch moves the states of other streams, but not the saved states that
+    their rollback needs.
     """
 
     def __init__(
@@ -258,7 +267,7 @@ class Drafts:
         self._is_used = False  # whether the step only decodes, and one of its requests may have drafts
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, perhaps empty) for each of `jobs`, which all decode; an empty sequence if no draft pays."""
+        """Return a draft (int32, may be empty) for each of `jobs`, all of which decode. Return () if no draft pays."""
         lookups = [job.request.draft for job in jobs if isinstance(job.request.draft, Lookup)]
         if len(jobs) < len(running):
             lookups.clear()
@@ -283,7 +292,7 @@ class Drafts:
         return [guess.draft.tokens[:length] if guess else NO_DRAFT for guess in found]
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from the time that a step took."""
+        """Learn from the seconds that a step took."""
         if self._is_used and (plan.has_drafts or not self.model_seconds):  # a reading draft model fills the CPU's caches
             depth = max(span.start for span in plan.spans)
             self._multiple = self._pace.observe(len(plan.spans), plan.num_tokens, depth=depth, seconds=seconds)
@@ -291,11 +300,11 @@ class Drafts:
             self._earn(EARNED)
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and learn.
+        """Free the cells of rejected tokens, and learn from the accepted and rejected ones.
 
-        checked: the spans with drafts of the last step that ran.
+        checked: the spans with drafts of the last step that ran. The list is cleared.
 
-        This starts a new step, in which `propose` need not be called.
+        Call this at the start of each step, even of a step for which `propose` is not called.
         """
         self._is_used, self.model_seconds = False, 0.0
         if not checked:
@@ -317,7 +326,7 @@ class Drafts:
             self.drafter.forget(scope)
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Let the draft model read a piece of an idle slot's history. Return False if nothing is left that is worth reading.
+        """Let the draft model read a piece of an idle slot's history. Return False if reading more is of no use.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -331,7 +340,7 @@ class Drafts:
         return any(drafter.read_ahead(slot, cached, most) for slot, cached in slots)
 
     def _earn(self, steps: float) -> None:
-        """Add to the credit. Its lower bound lets a few steps without drafts make up for a pause of the machine."""
+        """Add to the credit. The credit has a lower bound, so that a pause of the machine does not stop drafts for long."""
         self._credit = max(min(self._credit + steps, self._most_credit), -FIRST_CREDIT)
 
     def _learn(self, lookup: Lookup, draft: Draft | ModelDraft, accepted: int, drafted: int) -> None:
@@ -355,7 +364,10 @@ class Drafts:
     def _length(
         self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
     ) -> tuple[int, float]:
-        """Return the length of the step's drafts that gains most, and its gain. The length is 0 if none pays.
+        """Return the length of drafts with the largest gain, and that gain. The length is 0 if no length pays.
+
+        The gain is the number of tokens that each stream is expected to get, divided by the time of the step. The unit of
+        time is a step without drafts.
 
         candidates: the numbers of rows per stream to try.
         """
@@ -377,17 +389,17 @@ class Drafts:
         return best, best_gain
 
     def _may_cost(self, steps: float, streams: int, depth: int) -> bool:
-        """Return whether the credit covers the time of `steps` steps, and other streams can wait that long."""
+        """Return whether drafts may take the time of `steps` steps: the credit covers it, and streams can wait for it."""
         most = math.inf if streams == 1 else AIM * self._max_stall
         return steps <= self._credit and steps * self._pace.seconds(streams, depth) <= most
 
     # ---- by a draft model ------------------------------------------------------------------------------------------
 
     def _ask_model(self, jobs: Sequence[Job], lookups: Sequence[Lookup], most: int, least: float) -> Sequence[Guess | None]:
-        """Return the model's draft for each request, if drafts are expected to gain more than `least`.
+        """Return the draft model's draft for each request, or () if the gain is not expected to exceed `least`.
 
-        If the model has too many tokens to read, it reads a piece of them instead. Its time is taken from the credit at
-        once.
+        If the draft model still has to read many tokens, it reads some of them instead, and the result is (). In both cases
+        the time of the draft model is taken from the credit at once.
         """
         drafter, times, streams = self.drafter, self._times, len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -409,7 +421,10 @@ class Drafts:
         costs = [self._cost(streams, tokens, each, depth) / streams for tokens in range(length + 1)]
 
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
-            """Return whether the remaining tokens are likely to be worth their time, at the gain of the whole step."""
+            """Return whether to draft further tokens for a request.
+
+            Further drafted tokens must be expected to add more to the answer than the step as a whole adds in the same time.
+            """
             score, drafted = lookups[place].model_score, len(confidences)
             reached = math.prod(self._model_odds.chances(score, confidences))
             more = expected(self._model_odds.mean(score), length - drafted)
@@ -430,7 +445,12 @@ class Drafts:
     def _model_length(
         self, streams: int, chances: Sequence[float], most: int, depth: int, least: float
     ) -> tuple[int, float]:
-        """Return how many tokens to draft for each request, and the gain; 0: no more than `least` is expected."""
+        """Return how many tokens to draft for each request, and the expected gain (see `_length`).
+
+        The number is 0 if the gain is not expected to exceed `least`.
+
+        chances: for each request, the chance that a drafted token is right.
+        """
         assert self._times is not None
         each = self._times.pass_steps(streams, depth, self._pace.seconds(streams, depth))
         best, best_gain = 0, max(least, MARGIN)
@@ -442,14 +462,14 @@ class Drafts:
         return best, best_gain
 
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
-        """Return the time, in steps, of a step with `length` drafted tokens per stream.
+        """Return the time of a step with `length` drafted tokens per stream, as a multiple of a step without drafts.
 
-        each: the time of a pass, in steps.
+        each: the time of a pass of the draft model, in the same unit.
         """
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
     def _read(self, jobs: Sequence[Job], lacking: Sequence[int], gain: float, step: float) -> None:
-        """Let the draft model read a piece of its unread tokens, if the rest of the answers is likely to repay the time."""
+        """Let the draft model read a piece of its unread tokens, if later drafts are likely to repay the time of reading."""
         assert self.drafter is not None and self._times is not None
         each = self._times.token_seconds(step)
         cost, left = sum(lacking) * each / step, min(min(_room(job), USUAL_ANSWER) for job in jobs)
@@ -464,7 +484,7 @@ class Drafts:
             self._earn(-read * self._times.token_seconds(step) / step)
 
     def _piece(self, each: float) -> int:
-        """Return the most tokens that the draft model reads at once, since streams or a new request wait meanwhile."""
+        """Return how many tokens the draft model may read at once. Streams, or a new request, wait while it reads."""
         assert self.drafter is not None
         costs = self.drafter.costs
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)
@@ -473,7 +493,7 @@ class Drafts:
 
 
 def _room(job: Job) -> int:
-    """Return the most tokens of a draft. At least one token of the answer must be left to sample after it."""
+    """Return the most tokens of a draft for a job. After the draft, the answer must have room for one sampled token."""
     return len(job.tokens) - job.num_tokens - 1
 
 

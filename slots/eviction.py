@@ -1,7 +1,7 @@
 """Eviction: what a run is worth to a tier. The run with the lowest priority is evicted first.
 
 PGDSF is RAGCache's prefix-aware Greedy-Dual-Size-Frequency (section 5.1, formulas 2 to 4). The other policies are there for
-comparison. A new policy is a function and an entry in POLICIES.
+comparison. To add a policy, write a function and enter it in POLICIES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .costs import Profile
 from .radix import Node
 
 Worth = Callable[[Node], float]
-"""Returns a run's worth without the clock. One more request, or tokens that take longer to compute, make it larger."""
+"""Returns a run's worth, to which `EvictionPolicy` adds its clock."""
 
 
 def pgdsf(node: Node) -> float:
@@ -24,7 +24,7 @@ def pgdsf(node: Node) -> float:
 
 
 def gdsf(node: Node) -> float:
-    """Return how often a run was used, as if every token cost the same to compute."""
+    """Return how often a run was used. Unlike `pgdsf`, this treats all tokens as equally expensive to compute."""
     return float(node.frequency)
 
 
@@ -51,22 +51,22 @@ class EvictionPolicy:
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
-        """Return the priority of a run that is used now or comes to this tier. Pinned runs are evicted last."""
+        """Return the priority of a run that has just been used or moved to this tier. Pinned runs get the highest one."""
         return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
-        """Advance the clock to the priority of an evicted run, so that every later use counts for more."""
+        """Advance the clock to the priority of an evicted run, so that runs that are used later get higher priorities."""
         if self._ages and priority < math.inf:
             self._clock = max(self._clock, priority)
 
 
 def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = False, counts_as_use: bool = True) -> None:
-    """Count a request's use of a path: the frequency of its runs, and the cost of the runs without KV.
+    """Count a request's use of a path: raise the frequency of its runs, and note the cost of the runs without KV.
 
     nodes: the runs of the path, last one first.
-    continues: the request continues an earlier one, so runs that were used before are not counted again. Otherwise the many
-        turns of one conversation would make its history worth more than other histories.
-    counts_as_use: whether a client sent the request.
+    continues: whether the request continues an earlier one. If it does, runs that were used before are not counted again.
+        Otherwise, the many turns of a conversation would make its history worth more than other histories.
+    counts_as_use: whether the request raises frequencies at all, see `Kind`.
     """
     missing = [node for node in nodes if not node.is_cached]
     new = sum(len(node.tokens) for node in missing)
@@ -81,10 +81,10 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
 class Candidates:
     """A heap of the runs that may be evicted from a tier, with the next one to evict on top.
 
-    `offer` adds an entry when a run's sort key may have changed, or when the run may be evicted again; it takes O(log n).
-    `pop` skips outdated entries.
+    Whenever a run's sort key may have changed, or a run has become evictable, `offer` adds a new entry, in O(log n). `pop`
+    skips outdated entries.
 
-    order: returns the sort key of a run; the lowest one is evicted first.
+    order: returns the sort key of a run. The run with the lowest key is evicted first.
     may_evict: returns whether a run can be evicted now.
     """
 
@@ -99,13 +99,13 @@ class Candidates:
         self._heap, self._limit = [], 64
 
     def offer(self, node: Node) -> None:
-        """Add a run that may be evicted from now on, or that has a new sort key."""
+        """Add an entry for a run that may be evicted from now on, or that has a new sort key."""
         heapq.heappush(self._heap, (self._order(node), next(self._count), node))
         if len(self._heap) > self._limit:
             self._forget_outdated()
 
     def pop(self) -> Node | None:
-        """Take out and return the run to evict next; None if no run may be evicted."""
+        """Remove and return the run to evict next; None if no run may be evicted."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             if self._is_current(key, node):
@@ -114,11 +114,11 @@ class Candidates:
 
     @property
     def nodes(self) -> set[Node]:
-        """The runs that `pop` would return sooner or later."""
+        """All runs that can be evicted now."""
         return {node for key, _, node in self._heap if self._is_current(key, node)}
 
     def _forget_outdated(self) -> None:
-        """Keep one entry per run: the first current entry."""
+        """Remove outdated entries, and keep only the first current entry of each run."""
         kept: dict[Node, tuple[tuple[float, int], int, Node]] = {}
         for entry in sorted(self._heap, reverse=True):
             if self._is_current(entry[0], entry[2]):

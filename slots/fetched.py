@@ -1,4 +1,7 @@
-"""Records that are fetched for one request. It waits for some, and takes over the rest when its prefill reaches them."""
+"""Records that are fetched from a lower tier for a request.
+
+The request waits for some of the records. It takes over the others when its prefill reaches them.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,14 @@ class Fetch:
 
     tier: the tier's name.
     texts (int32): as in `Layout.texts`.
-    gained: tokens that need not be computed after the fetch.
+    gained: how many tokens the request need not compute, thanks to the fetch.
     seconds: the time to compute these tokens.
     num_bytes: the size of all records.
-    keys: the keys and sizes of records that are not taken over yet, prefixes first.
-    arrived: by key, records that arrived before the first of `keys`; None: the record is gone.
-    reserved: copies that stay in host memory for the request, each with one of its nodes.
-    wanted_at: when the request could have been admitted without the fetch; 0: not yet.
+    keys: the keys and sizes of the records that are not in host memory yet, prefixes first.
+    arrived: by key, the records that were read before the first record of `keys`, and wait for it; None: the tier no longer
+        has the record.
+    reserved: the copies that must stay in host memory for the request, each with a node that uses the copy.
+    wanted_at: the time from which the request could have been admitted without the fetch; 0: it could not yet.
     """
 
     job: Job
@@ -56,19 +60,20 @@ class Fetch:
     is_over: bool = False
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds for which the fetch may still go on: see `Fetches`."""
+        """Return for how many more seconds the request waits for the fetch: see `Fetches`."""
         if not self.wanted_at:
             return self.seconds
         return self.seconds * (PATIENCE + self.num_adopted / self.num_bytes) - (now - self.wanted_at)
 
 
-# ---- After a hole: the missing tokens before these records are computed, then the records are taken over. ---------------
+# ---- Records after a hole: the request first computes the missing tokens before them. -----------------------------------
 
 
 class Holes:
-    """Records that wait until their request has computed the missing tokens before them.
+    """Fetched records that wait until their request has computed the missing tokens before them.
 
-    A prefill pauses where its next record begins, but computes at least `recompute_last` tokens before a pause.
+    The prefill of such a request pauses where its next record begins, to take over the record. It computes at least
+    `recompute_last` tokens between two pauses.
     """
 
     def __init__(self) -> None:
@@ -79,11 +84,11 @@ class Holes:
         self._records.setdefault(job, deque()).append(fetched)
 
     def forget(self, job: Job) -> None:
-        """Forget the records of a request that needs none any more."""
+        """Forget all records of a request, which no longer needs them."""
         self._records.pop(job, None)
 
     def next_pause(self, job: Job) -> int:
-        """Return the position where a prefill pauses for its next record, after the tokens computed so far; 0: no pause."""
+        """Return the position where a request's prefill pauses for its next record; 0: it need not pause."""
         while records := self._records.get(job):
             record = records[0].record
             at = max(record.start, job.computed + job.recompute_last) if record.start > job.computed else job.computed
@@ -94,7 +99,7 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Put the records that a prefill has reached into host memory. Return whether there were any."""
+        """Put the records that a request's prefill has reached into host memory. Return whether it has reached any."""
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False
@@ -109,7 +114,7 @@ class Holes:
     def forget_dropped(self, tiers: Mapping[str, Container[str]]) -> int:
         """Forget the records that their tiers no longer have. Return the bytes of the remaining records.
 
-        tiers: by name.
+        tiers: the keys of the records of each tier, by the tier's name.
         """
         kept = {job: deque(one for one in records if one.key in tiers[one.tier]) for job, records in self._records.items()}
         self._records = {job: records for job, records in kept.items() if records}

@@ -1,15 +1,20 @@
-"""Waiting requests, grouped by the prefix and documents that they share; and which of them reuses the most KV.
+"""Waiting requests, grouped by the prefix and the documents that they share, to admit the request that reuses the most KV.
 
 Waiting requests are in a radix tree of their fixed tokens, which precede the documents. Documents may come in any order, so
-the node at the end of the fixed tokens lists the documents. Once a request is admitted, other requests that share its path
-are expected to reuse its KV:
+the node at the end of the fixed tokens lists the documents:
 
-    instructions --+-- history --            one chat            documents 1 2 4 | admitted: its order is 1 4 2
-                   +-- { documents }         three questions     documents 4 1 9 | expected to reuse 1 4
-                                                                 documents 2 8 9 | nothing: 1 comes first
+    instructions --+-- history              a chat
+                   |
+                   +-- { documents }        question A: documents 1 2 4
+                                            question B: documents 4 1 9
+                                            question C: documents 2 8 9
 
-An expectation is compared with the cache only when it would decide the next admission. So an admission looks at the requests
-that share its path, and not at the whole queue.
+Once a request is admitted, requests that share its path are expected to reuse its KV. If question A is admitted with its
+documents in the order 1 4 2, question B is expected to reuse the KV of documents 1 and 4. Question C is expected to reuse no
+document, because A's first document is not one of C's.
+
+What a request is expected to reuse is compared with the cache only if it would decide the next admission. So an admission
+searches the cache for a few requests, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ MOST_LOOKS = 4  # expectations that an admission compares with the cache
 class Group:
     """Requests that are admitted one after another because they reuse the same KV.
 
-    order: the arrival number of the leader, the request that was admitted first.
-    num_following: how many followed it.
+    order: the arrival number of the leader, which is the request that was admitted first.
+    num_following: how many requests have followed the leader.
     """
 
     order: int
@@ -48,11 +53,12 @@ class Entry:
 
     order: its arrival number.
     place: the node where its fixed tokens end.
-    expected: tokens that the request is expected to reuse.
+    expected: how many tokens the request is expected to reuse.
     ratio: the expected tokens divided by the tokens left to compute.
-    weight: the ratio, times one more than the number of overtakes.
-    source: the admitted request whose KV is to be reused; None: the expected tokens were cached at the arrival.
-    group: the group of `source`, which the request may follow.
+    weight: the ratio times n + 1, if n later requests have overtaken this one.
+    source: the admitted request whose KV this one is expected to reuse; None: the expected tokens were cached when this
+        request arrived.
+    group: the group of `source`; this request may follow the group's leader.
     """
 
     job: Job
@@ -65,26 +71,26 @@ class Entry:
     group: Group | None = None
 
     def expect(self, num_tokens: int) -> None:
-        """Note how many tokens the request will reuse.
+        """Note how many tokens the request is expected to reuse.
 
-        One is added to the reused tokens, so that of two requests without cached tokens the shorter request comes first.
+        The ratio counts one token more, so that of two requests without cached tokens the shorter one comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
         self.weight = (1 + self.job.reuse.num_overtaken) * self.ratio
 
     def count_overtake(self) -> None:
-        """Count a later request that is admitted before this one."""
+        """Note that a later request is admitted before this one."""
         self.job.reuse.num_overtaken += 1
         self.weight += self.ratio
 
 
 @dataclass(slots=True)
 class Sharers:
-    """Waiting requests with the same fixed tokens, the oldest first.
+    """Waiting requests with the same fixed tokens, oldest first.
 
     entries: all these requests.
-    by_document: by document, the requests that have it.
+    by_document: for each document, the requests that have it.
     """
 
     entries: dict[Entry, None] = field(default_factory=dict[Entry, None])
@@ -94,7 +100,7 @@ class Sharers:
 class Groups:
     """The waiting requests that have not run yet.
 
-    window: how many requests may overtake a waiting one, and how many may follow a leader.
+    window: how many requests may overtake a waiting request, and how many may follow a leader.
     """
 
     def __init__(self, tree: PromptTree, window: int) -> None:
@@ -105,7 +111,7 @@ class Groups:
         self._after_all, self._before_all = itertools.count(), itertools.count(-1, -1)
 
     def add(self, job: Job, *, first: bool = False) -> None:
-        """Add a waiting request after all other requests, or before them."""
+        """Add a waiting request after all other requests, or before all of them if `first` is True."""
         prompt = job.request.prompt
         root = self.paths.root(job.request.index_scope)
         place = self.paths.insert(root, prompt.prefix, ())[len(prompt.prefix)]
@@ -117,7 +123,7 @@ class Groups:
         entry.expect(self._num_cached(job))
 
     def remove(self, job: Job) -> None:
-        """Forget a request, if it waits here."""
+        """Remove a request, if it is here."""
         if (entry := self._entries.pop(job, None)) is None:
             return
         sharers = self._sharers[entry.place]
@@ -131,7 +137,7 @@ class Groups:
             self._prune(entry.place)
 
     def check(self, waiting: Iterable[Job]) -> None:
-        """Raise AssertionError if the requests, the documents and the paths disagree.
+        """Raise AssertionError if the requests, their documents and their paths contradict each other.
 
         waiting: all requests of the queue.
         """
@@ -145,9 +151,9 @@ class Groups:
         assert set(self._sharers) <= set(paths) and all(run.children or run in self._sharers for run in paths)
 
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
-        """Return the request to admit: the one with the most weight that may start and has the priority of `first`.
+        """Return the request to admit: of the requests that may start, the one with the most weight.
 
-        first: the first request in the queue. It is returned if no other request has more weight.
+        first: the first request in the queue. It is returned if no other request of its priority has more weight.
         """
         oldest = self._entries.get(first)
         if oldest is None:
@@ -170,10 +176,10 @@ class Groups:
         return [other.job.request.prompt for other in found if other is not entry]
 
     def take(self, job: Job, passed: Iterable[Job]) -> None:
-        """Remove an admitted request, and expect the requests that share its path to reuse its KV.
+        """Remove an admitted request. Requests that share its path are now expected to reuse its KV.
 
-        passed: requests of its priority that are before it in the queue. Each of them counts as overtaken, unless it arrived
-            after the leader that the admitted request follows.
+        passed: the requests of the same priority that are before it in the queue. Each of them counts as overtaken, unless
+            the admitted request follows a leader that arrived before them.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -192,14 +198,17 @@ class Groups:
                     sharer.source, sharer.group = job, group
 
     def _follows(self, entry: Entry, oldest: Entry) -> bool:
-        """Return whether a request may follow a leader that arrived before `oldest`, since it reuses more than `oldest`."""
+        """Return whether a request may be admitted before `oldest` because it follows a leader.
+
+        The leader must have arrived before `oldest`, and the request must be expected to reuse more tokens than `oldest`.
+        """
         group = entry.group
         if group is None or group.order >= min(oldest.order, entry.order) or group.num_following >= self._window:
             return False
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request with the most weight that may start; `oldest` if no other has more."""
+        """Return the request with the most weight that may start, once its expected tokens agree with the cache."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
@@ -210,9 +219,9 @@ class Groups:
         return self._heaviest(oldest, may_start)
 
     def _heaviest(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request with the most expected weight.
+        """Return the request with the most weight that may start; `oldest` if no other request has more.
 
-        Once `oldest` must not be overtaken, only a follower may come first.
+        Once `oldest` has been overtaken `window` times, only requests that follow a leader may be admitted before it.
         """
         best, priority, is_due = oldest, oldest.job.request.priority, oldest.job.reuse.num_overtaken >= self._window
         for entry in self._entries.values():
@@ -223,9 +232,10 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Return about how many tokens of a prompt need not be computed. Only a layout would give the exact number.
+        """Return about how many tokens of a prompt need not be computed. The exact number would take a layout.
 
-        Its documents are searched after its fixed tokens, in any order, at `MOST_PLACES` places.
+        The prompt's documents are searched after its fixed tokens, in any order. At most `MOST_PLACES` cached documents are
+        visited.
         """
         prompt, scope, tree = job.request.prompt, job.request.index_scope, self._tree
         match = tree.match(scope, prompt.prefix)
@@ -238,7 +248,7 @@ class Groups:
         return most
 
     def _sharing(self, admitted: Entry) -> Iterator[tuple[Entry, int]]:
-        """Yield the entries that share documents or fixed tokens with a request, each with the number of shared tokens."""
+        """Yield the entries that share documents or fixed tokens with an admitted one, and how many tokens each shares."""
         start = len(admitted.job.request.prompt.prefix)
         ends = {key: stop for key, at, stop in admitted.job.layout.places if at >= start}
         if ends and (same := self._sharers.get(admitted.place)) is not None:
@@ -254,7 +264,7 @@ class Groups:
             below = node
 
     def _prune(self, node: Node) -> None:
-        """Remove nodes from the end of a path upward, as long as no request waits at or below them."""
+        """Remove a node and the nodes above it, up to the first node that a waiting request needs."""
         while not node.children and node not in self._sharers:
             if isinstance(node, Root):
                 del self.paths.roots[node.scope]

@@ -1,8 +1,8 @@
-"""Host memory: copies of KV and of recurrent states by node, within one budget.
+"""Host memory: copies of the runs and recurrent states of a tree, within one budget of bytes.
 
-A run is saved only once: its copy stays when the run is restored, so the run's next eviction costs nothing (RAGCache,
-section 5.1, swap-out-only-once). When the budget is full, the copy of the lowest priority is evicted, among
-those with no copy after them.
+A run is saved only once: its copy stays when the run is restored, so the run's next eviction from the device costs nothing
+(RAGCache, section 5.1, swap-out-only-once). When the budget is full, the copy with the lowest priority is evicted. A copy of
+a run cannot be evicted while copies of later runs follow it on its path.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ MOST_PASSED = 32  # copies that a search skips on its way to one that a lower ti
 
 
 class Below(Protocol):
-    """What host memory asks of the lower tiers: what they have, and what they take."""
+    """What host memory needs to know about the lower tiers."""
 
     def has_accepted(self, key: str) -> bool:
         """Return whether a lower tier has written a record, or is about to write it."""
         ...
 
     def has_written(self, key: str) -> bool:
-        """Return whether a lower tier has written a record, so that no copy is needed."""
+        """Return whether a lower tier has written a record, so that the copy in host memory may be evicted without loss."""
         ...
 
     def takes(self, num_bytes: int) -> bool:
-        """Return whether a lower tier would take so many bytes now."""
+        """Return whether a lower tier would accept `num_bytes` bytes now."""
         ...
 
 
 class Nothing:
-    """The answers of a server without lower tiers."""
+    """Stands for the lower tiers of a server that has none."""
 
     def has_accepted(self, key: str) -> bool:
         return False
@@ -62,11 +62,14 @@ class Nothing:
 class HostMemory:
     """Keeps copies of a tree's runs, and of the recurrent states at their ends, within a budget of bytes.
 
-    max_bytes: the budget; 0: nothing is copied. policy: decides the order of eviction. sizes: the bytes of copies. cut:
-    returns a part of a run's copy. lent: bytes beyond the budget that copies may take while a step computes.
+    max_bytes: the budget; 0: nothing is copied.
+    policy: decides the order of eviction.
+    sizes: the sizes of copies.
+    cut: returns a part of a run's copy.
+    lent: how many bytes the KV that is swapped out during a step may take, whatever the budget is.
     """
 
-    index: PromptTree  # the tree sets itself here; it knows which runs are of no use without an evicted copy
+    index: PromptTree  # set by the tree itself, which knows the runs that are useless without an evicted copy
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class HostMemory:
     def resize(self, max_bytes: int) -> None:
         """Change the budget, unless it is 0.
 
-        Copies beyond the new budget are evicted; those for a lower tier, once written.
+        Copies beyond the new budget are evicted. A copy that a lower tier is to get is evicted only once it is written.
         """
         if self.max_bytes:
             self.max_bytes = max_bytes
@@ -113,7 +116,7 @@ class HostMemory:
             self.settle()
 
     def recount(self) -> None:
-        """Count all copies anew. Each of them may then be evicted."""
+        """Count all copies anew, and offer each of them for eviction."""
         nodes = self.nodes
         states = [node for node in nodes if node.state is not None]
         self.num_tokens = sum(map(len, {node.copy for node in nodes if node.copy is not None}))
@@ -134,7 +137,7 @@ class HostMemory:
         return 0 < self.max_bytes >= num_tokens * self.sizes.run_token + self.size_of(num_tokens)
 
     def could_lend(self, num_tokens: int) -> bool:
-        """Return whether host memory may take the KV of `num_tokens` tokens while a step computes."""
+        """Return whether host memory can take the KV of `num_tokens` tokens for the time of a step."""
         return num_tokens * self.sizes.run_token <= self._lent or self.could_hold(num_tokens)
 
     def has_room_for(self, num_tokens: int) -> bool:
@@ -142,15 +145,16 @@ class HostMemory:
         return self._fits(num_tokens, self.size_of(num_tokens))
 
     def has_room(self, record: Record) -> bool:
-        """Return whether the missing part of a record fits without an eviction."""
+        """Return whether the part of a record that is not cached fits without an eviction."""
         num_tokens, needs_state = self._missing(record)
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, node: Node, num_tokens: int = 0) -> bool:
-        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if they do not fit.
+        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if they cannot be made to fit.
 
-        Copies that a lower tier also has are evicted first. If these do not suffice, and a lower tier takes more, the budget
-        is overdrawn by the node's copy until a lower tier has written it. Copies that exist nowhere else are evicted last.
+        Copies that a lower tier also has are evicted before all others. If that does not make enough room, and a lower tier
+        accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that exist
+        nowhere else are evicted only if no lower tier accepts more, and never for a leaf that a lower tier already has.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
@@ -173,16 +177,16 @@ class HostMemory:
         self._evict_written(num_tokens * self.sizes.run_token + self.size_of(num_tokens))
 
     def overdraw(self, record: Record) -> None:
-        """Make room for a fetched record: evict copies that a lower tier also has, and overdraw the budget by the rest."""
+        """Make room for a fetched record: evict copies that a lower tier also has. If need be, overdraw the budget."""
         num_tokens, needs_state = self._missing(record)
         needed = num_tokens * self.sizes.run_token + (self.size_of(len(record.tokens)) if needs_state else 0)
         self._evict_written(needed)
         self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Reduce the overdraft: evict copies that are by now in cells or in a lower tier, or that nothing needs any more.
+        """Reduce the overdraft: evict copies that by now are on the device or in a lower tier, or are no longer needed.
 
-        If the lower tiers take nothing more, copies that wait for them are evicted, too, and are lost.
+        If the lower tiers accept no more bytes, the copies that wait to be written are evicted, too. Their KV is lost.
         """
         if not (self.overdraft or self.num_aside):
             return
@@ -203,11 +207,11 @@ class HostMemory:
         return bool(node.record) and self._below.has_accepted(node.record)
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
-        """Count a node's evicted tokens as lost, unless a lower tier has them."""
+        """Count the evicted tokens of a node as lost, unless a lower tier has their KV."""
         self.num_lost += 0 if self.is_below(node) else num_tokens
 
     def _evict_written(self, needed: int, beyond: int = 0) -> None:
-        """Evict copies that a lower tier has, too, until so many bytes are free, or at most `beyond` are missing."""
+        """Evict copies that a lower tier also has, until `needed` more bytes exceed the budget by at most `beyond`."""
         passed: list[Node] = []
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
@@ -226,28 +230,30 @@ class HostMemory:
         self.count_lost(node, self.index.lose(node))
 
     def may_evict(self, node: Node) -> bool:
-        """Return whether a node's copies may be evicted: its state at any time, its run only if no copy follows on the path.
+        """Return whether a node's copies may be evicted.
 
-        A copy stays while a running request is about to restore it, or a fetch for a waiting request needs it.
+        They may not be evicted while a running request is about to restore the run, or while a fetch for a waiting request
+        needs it. Otherwise, a node with a state may be evicted, and a node without a state if none of its children has a
+        copy.
         """
         if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
         return node.state is not None or all(child.copy is None for child in node.children.values())
 
     def touch(self, node: Node) -> None:
-        """Set the priority of a copy that is new, or that is used, pinned or unpinned now."""
+        """Set the priority of a node's copies, which are new or have just been used, pinned or unpinned."""
         node.host_priority = self._policy.priority(node)
         self.offer(node)
 
     def revalue(self, node: Node, token_cost: float) -> None:
-        """Change what a token of a run costs to compute, and the run's priority. This does not count as a use."""
+        """Set the cost to compute a token of a run, and adjust the priority of its copy. This does not count as a use."""
         node.host_priority -= self._policy.worth(node)
         node.token_cost = token_cost
         node.host_priority += self._policy.worth(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Make a copy a candidate for eviction, because nothing needs it any more or the copy after it is gone."""
+        """Offer a node's copy for eviction, because nothing needs the copy any more, or the copy after it is gone."""
         if node.copy is not None:
             self.candidates.offer(node)
 
@@ -269,7 +275,7 @@ class HostMemory:
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None, record: str = "") -> None:
         """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for them.
 
-        record: the key of the record that the copies come from.
+        record: the key of the record from which the copies come; empty: they come from the device.
         """
         if kv is not None:
             node.copy = kv
@@ -283,7 +289,7 @@ class HostMemory:
             self.unsaved[node] = None
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Let both parts of a cut run use its copy and its record."""
+        """After a run was cut in two, let both parts use the run's copy and its record."""
         upper.record = lower.record
         if lower.copy is not None:
             upper.copy = lower.copy
@@ -320,11 +326,11 @@ class HostMemory:
     # ---- records, to and from lower tiers and files ----------------------------------------------------------------
 
     def get(self, node: Node) -> Record | None:
-        """Return a run with the state at its end as a record; None if a copy is gone or not made yet."""
+        """Return a run, with the state at its end, as a record; None if a copy of them is gone or not made yet."""
         return self.part(node, node.copy, node.end) if node.copy is not None else None
 
     def part(self, node: Node, copy: HostCopy, stop: int) -> Record | None:
-        """Return a run up to position `stop` as a record, taken from `copy`; None if a copy is not made yet."""
+        """Return a run up to position `stop` as a record, with KV from `copy`; None if a copy is not made yet."""
         if copy.data is None or (node.state is not None and node.state.data is None):
             return None
         whole = (copy.start, copy.stop) == (node.start, stop)
@@ -342,11 +348,14 @@ class HostMemory:
         )
 
     def put(self, record: Record, tier: str | None = None, *, is_claimed: bool = False) -> bool:
-        """Keep a record if the runs before it are cached and it fits. Return whether it is cached now.
+        """Keep a record, if it fits and the runs before it are cached. Return whether the record is cached now.
 
-        Only the missing part of a partly cached record is taken. tier: the name of the lower tier that the record comes
-        from; None: it comes from elsewhere, so lower tiers get it, too. is_claimed: a running request needs the record and
-        will not compute it.
+        If the record is partly cached already, only the missing part is kept.
+
+        tier: the name of the lower tier from which the record comes; None: it does not come from a lower tier, so the lower
+            tiers get it, too.
+        is_claimed: True: the record is for a running request, which has claimed these tokens and will restore them. False:
+            the record is refused if a running request computes these tokens.
         """
         index, stop = self.index, len(record.tokens)
         num_missing, needs_state = self._missing(record)
@@ -380,11 +389,11 @@ class HostMemory:
         return True
 
     def write_behind(self, below: Below) -> None:
-        """Collect new copies for lower tiers from now on (`take_unsaved`). below: says what the lower tiers have."""
+        """From now on, collect new copies for the lower tiers (`take_unsaved`). `below` knows what these tiers have."""
         self._below, self.unsaved = below, {}
 
     def take_unsaved(self) -> list[Node]:
-        """Return the nodes with new copies since the last call; none where no lower tier takes copies."""
+        """Return the nodes that got copies since the last call; an empty list if the server has no lower tiers."""
         if self.unsaved is None:
             return []
         taken, self.unsaved = self.unsaved, {}
@@ -392,9 +401,10 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are matched against: a tree of KV or, for models that cannot be cut at a prefix, of states.
+    """The tree that prompts are matched against: of KV or, for models that cannot be cut at a prefix, of recurrent states.
 
-    host: the copies of its runs. profile: the time that tokens take.
+    host: host memory with the copies of the tree's runs.
+    profile: learns the time to compute tokens.
     """
 
     def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
@@ -411,7 +421,10 @@ class PromptTree(RadixTree[Node]):
         self.host.clear()
 
     def reusable(self, scope: Scope, tokens: np.ndarray) -> int:
-        """Return how many leading tokens of a prompt need not be computed. Its last tokens are computed in any case."""
+        """Return how many leading tokens of a prompt can be reused.
+
+        The result may include the prompt's last tokens, although they are always computed.
+        """
         return self.match(scope, tokens).length
 
     def continued(self, origin: Node, match: Match[Node]) -> int:
@@ -423,17 +436,17 @@ class PromptTree(RadixTree[Node]):
         return True
 
     def saved_share(self, node: Node) -> float:
-        """Return the share of a cached run's computing time that reuse saves; less than 1 if the run must be restored."""
+        """Return which share of a run's computing time is saved by reusing it; less than 1 if it has to be restored."""
         return 1 - self.costs.restore_share if node.copy is not None and not node.ready else 1.0
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return the time to compute `new` tokens after `cached` ones; before the first step a guess."""
+        """Return the seconds to compute `new` tokens after `cached` ones. Before the first step, this is a guess."""
         if self.profile.is_learnt:
             return self.profile.seconds(cached, new)
         return new * max(self.costs.token_ns, self.costs.row_ns, GUESSED_NS) / 1e9
 
     def cached_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """Return the runs with KV at the start of a prompt, first to last, each with the position where its KV ends."""
+        """Return the cached runs at the start of a prompt, in order, each with the position where its KV ends."""
         match = self.match(scope, tokens)
         runs: list[tuple[Node, int]] = []
         for node in reversed(path(match.node)):
@@ -446,11 +459,11 @@ class PromptTree(RadixTree[Node]):
         return runs
 
     def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
-        """Return the `cached_runs` up to the last one after which a prompt can continue now."""
+        """Return the `cached_runs` up to the last run from whose end a prompt can continue now."""
         return self.cached_runs(scope, tokens)
 
     def check(self, nodes: list[Node]) -> None:
-        """Raise AssertionError if the tree disagrees with its runs. nodes: all runs. See `slots/check.py`."""
+        """Raise AssertionError if the tree contradicts `nodes`, which are all its runs. See `slots/check.py`."""
 
     def num_cached(self, scope: Scope | None, tokens: np.ndarray) -> int:
         """Return how many leading tokens of a prompt have KV on the device or in host memory."""
@@ -463,13 +476,15 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def price(self, node: Node, *, is_used: bool = True) -> None:
-        """Set the priority of a run that is used, pinned or unpinned now."""
+        """Set the priority of a run, which has just been used, pinned or unpinned."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that only this session has computed or used be evicted first. Return how many tokens they have.
+        """Let the runs that only this session has computed or used be evicted before others.
 
-        tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If a single run without
-        children follows the prompt, it is the prefix of the session's next turn, and is retired, too.
+        Return how many tokens these runs have.
+
+        tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If only one run follows the
+            prompt, and nothing follows that run, it is the prefilled start of the session's next turn. It is retired, too.
         """
         match, retired = self.match(scope, tokens), 0
         ahead = list(match.node.children.values()) if match.node.end == match.length else []
@@ -486,24 +501,27 @@ class PromptTree(RadixTree[Node]):
         return retired
 
     def drop(self, scope: Scope) -> int:
-        """Forget the KV of a scope that no running request needs. Return the number of tokens."""
+        """Forget the KV of a scope, except KV that running requests need. Return the number of forgotten tokens."""
         return self.discard(list(descendants(self.roots[scope]))[::-1] if scope in self.roots else [])
 
     @abstractmethod
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget runs, which are given deepest first, except those in use or with children. Return the number of tokens."""
+        """Forget these runs, except runs in use and runs with children. Return the number of forgotten tokens.
+
+        nodes: the runs, deepest first.
+        """
 
     @abstractmethod
     def lose(self, node: Node) -> int:
-        """Release a copy that host memory evicts, and forget the runs that are useless without it.
+        """Release the copy of a node that host memory evicts, and forget the runs that are useless without it.
 
-        Return how many tokens have no KV any more.
+        Return how many of the node's tokens have no KV on the device or in host memory any more.
         """
 
     def without_copy(self) -> list[Node]:
-        """Return the runs that are lost with the device's KV, deepest first.
+        """Return the runs that are lost if the device loses its KV, deepest first.
 
-        These are the runs without a finished copy, and all runs after them.
+        These are the runs without a finished copy, and all runs after such a run.
         """
         lost: dict[Node, None] = {}
         for root in self.roots.values():
@@ -536,7 +554,7 @@ class PromptTree(RadixTree[Node]):
         node.document_of.clear()
 
     def _remove(self, node: Node) -> None:
-        """Take a run that is not on the device out of the tree, with all runs and copies after it."""
+        """Remove a run that is not on the device from the tree, together with all runs and copies after it."""
         for run in [node, *descendants(node)][::-1]:
             self.host.release(run)
             self.pinned.discard(run)
@@ -547,9 +565,9 @@ class PromptTree(RadixTree[Node]):
 
 
 def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, list[Node]]]:
-    """Return a `Restore` for each copy after position `begin` on the path to `last_node`, with the runs that it covers.
+    """Return a `Restore` for each copy after position `begin` on the path to `last_node`, with the runs that it restores.
 
-    The list ends before the first run that has no copy, or that has KV on the device.
+    The list ends before the first run that has no copy, and before the first run that already has KV on the device.
     """
     found: list[tuple[Restore, list[Node]]] = []
     for node in reversed(path(last_node, begin)):
@@ -566,8 +584,8 @@ def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, 
 class Copies:
     """Decides which runs get a copy in host memory, and restores copies.
 
-    costs: the costs of this device. They decide how many of a path's last tokens are computed instead of restored, and which
-    runs are not worth saving.
+    costs: the costs of the model on this device. They decide which runs are not worth saving, and how many tokens at the end
+        of a path are computed instead of restored.
     """
 
     def __init__(self, device: DeviceCells, host: HostMemory, costs: Costs) -> None:
@@ -578,9 +596,9 @@ class Copies:
         self._looked_enough_at = -1  # `device.num_idled` when an eviction did not make room; no new look until it grows
 
     def save_if_free(self, node: Node) -> HostCopy | None:
-        """Return a run's copy, or None.
+        """Return the copy of a run; None if it has none.
 
-        A missing copy is made now if the run is complete and no eviction is needed for it.
+        If the run has no copy, one is made now, provided that the run is complete and the copy fits without an eviction.
         """
         if node.complete and self._host.has_room_for(len(node.tokens)):
             self.save(node, node.longest_sequence())
@@ -588,7 +606,7 @@ class Copies:
 
     @property
     def num_unsaved(self) -> int:
-        """Tokens of the idle runs without a copy."""
+        """The number of tokens in idle runs that are worth saving and have no copy."""
         ends = (sequence.last_node for sequence in self._device.idle.values())
         nodes = {node for end in ends for node in path(end)}
         return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))
@@ -596,10 +614,12 @@ class Copies:
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
-        Prefixes come first, since a run is of no use without the runs before it. Return False when every idle run has a copy
-        or host memory is full. Room for a run that no lower tier has is made by evicting copies that a lower tier has. No
-        other copy is evicted. If such evictions did not make enough room, the next search waits until another run is idle:
-        it would find the evicted copies' runs, copy them again, and evict them again, without end.
+        Return False if every idle run worth saving has a copy, or if host memory is full. Earlier runs of a path are copied
+        before later ones, which are useless without them.
+
+        To make room for a run that no lower tier has, copies that a lower tier also has are evicted, but no other copies. If
+        this does not make enough room, no new search starts until another sequence is idle. Otherwise the search would find
+        the runs of the evicted copies, and copy and evict them again without end.
         """
         for looks_again in (False, True):
             if looks_again and self._looked_enough_at < self._device.num_idled:
@@ -611,7 +631,7 @@ class Copies:
         return False
 
     def _unsaved(self) -> Iterator[tuple[Node, Sequence]]:
-        """Yield the idle runs without a copy, each with a sequence that holds it. It visits all idle runs."""
+        """Yield the idle runs that are worth saving and have no copy, each with an idle sequence that holds it."""
         seen: dict[Node, bool] = {}  # many idle sequences may stand on one run
         for sequence in self._device.idle.values():
             for node in reversed(path(sequence.last_node)):
@@ -630,10 +650,11 @@ class Copies:
         return is_idle and node.copy is None and sequence in node.sequences and sequence.length >= node.end
 
     def pays(self, node: Node) -> bool:
-        """Return whether saving a run takes less time than computing it again, and with it the cached runs after it.
+        """Return whether saving a run takes less time than computing it again, together with the cached runs after it.
 
-        llama.cpp copies each stretch of cells separately in each layer. An answer that was computed beside others lies in
-        single cells, so on a GPU it takes longer to save than to compute. A run that a client has pinned is always saved.
+        llama.cpp copies each stretch of cells separately in each layer. If an answer was computed in steps with other
+        requests, none of its cells are adjacent. On a GPU, saving such an answer takes longer than computing it. A pinned
+        run is always saved.
         """
         if node.pinned_until:
             return True
@@ -653,10 +674,10 @@ class Copies:
         return has_room
 
     def save_prefix(self, node: Node | None) -> None:
-        """Copy the runs from `node` up to the first one with a copy, while there is room.
+        """Copy the run `node` and the runs before it, back to the first run that has a copy, as far as there is room.
 
-        Copies of later runs are of no use without these copies. The runs may stay in use on the device for long, and would
-        be lost with it. RAGCache (section 6) also copies upper nodes.
+        Copies of later runs are useless without copies of these runs. These runs may be in use for long, so that no eviction
+        copies them, and would be lost if the device lost its KV. RAGCache (section 6) also copies upper nodes.
         """
         for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)
@@ -678,13 +699,13 @@ class Copies:
         return True
 
     def restorable(self, sequence: Sequence) -> int:
-        """Return how many tokens `restore` would bring back, each into a free cell."""
+        """Return how many tokens `restore` would restore. Each of them needs a free cell."""
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
-        """Restore the copies that follow the KV of a sequence on its path, except the path's last tokens.
+        """Restore the copies that follow a sequence's KV on its path, without the last tokens of the path.
 
-        Return the tier and the number of tokens of each copy, in order.
+        Return for each copy its origin and the number of restored tokens, in order.
         """
         restored: list[tuple[str, int]] = []
         for restore, nodes in self._restores(sequence):
@@ -700,7 +721,7 @@ class Copies:
         return restored
 
     def _restores(self, sequence: Sequence) -> list[tuple[Restore, list[Node]]]:
-        """Return `restores` without the path's last tokens, which are computed: the last one gives the logits."""
+        """Return the `restores` of a sequence, without the last tokens of its path, which are always computed."""
         found = restores(sequence.last_node, sequence.id, sequence.length)
         last = sequence.most_cached(found[-1][0].stop if found else sequence.length, self._costs.recompute_last)
         return [

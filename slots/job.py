@@ -16,11 +16,11 @@ from .reuse import Reuse
 
 
 class Phase(Enum):
-    """Where a request is: it waits, runs, or is done.
+    """What a request does now: it waits, runs, or is done.
 
-    FETCHING: it waits for a lower tier.
-    READING: it runs, and computes a document for its prompt.
-    FOLLOWING: another request computes its next tokens.
+    FETCHING: it waits for records of a lower tier.
+    READING: it runs, and computes a document that its prompt needs.
+    FOLLOWING: it has a slot, and waits until another request has computed its next tokens.
     """
 
     WAITING = "waiting"
@@ -49,7 +49,7 @@ NEXT_PHASES = {
 
 @dataclass(slots=True, eq=False)
 class StrategyState:
-    """A strategy's state for one job; a strategy that needs more fields has a subclass.
+    """The state that a strategy keeps for one job. A strategy that needs more fields uses a subclass.
 
     pause: see `Strategy.pause_at`.
     """
@@ -58,7 +58,7 @@ class StrategyState:
 
     @property
     def has_started(self) -> bool:
-        """Whether KV was computed for this job that no other job would find."""
+        """Whether KV was computed for this job that other jobs cannot find in the cache."""
         return False
 
     def suits(self, layout: Layout) -> bool:
@@ -66,15 +66,15 @@ class StrategyState:
         return True
 
     def forget_unmade(self) -> None:
-        """Forget copies that were planned and never made, because the device has lost all KV."""
+        """Forget copies that were planned and can no longer be made, because the device has lost all KV."""
 
     def start_over(self) -> None:
-        """Reset the state, since the job begins again. Finished copies stay."""
+        """Reset the state, since the job starts again. Finished copies stay."""
         self.forget_unmade()
 
 
 class Strategy(Protocol):
-    """A way to reuse KV. One strategy serves all jobs that it takes; the usual one is `PlainKV`."""
+    """A way in which jobs reuse KV. One object serves all jobs whose requests it `takes`. The usual one is `PlainKV`."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
         """Return whether the strategy serves a request.
@@ -84,52 +84,58 @@ class Strategy(Protocol):
         ...
 
     def stage(self, job: Job, whole: Layout) -> Layout:
-        """Return the layout to compute next: the whole prompt, or a document that has to be read first."""
+        """Return the layout to compute next: a document that must be computed before the prompt, or the whole prompt."""
         ...
 
     def has_room(self, job: Job, others: Iterable[Job]) -> bool:
-        """Return whether the KV that the strategy keeps outside the cells has room.
+        """Return whether there is room for the KV that the strategy keeps outside the cells for a job.
 
-        others: the jobs that run or wait.
+        others: the other jobs, running or waiting.
         """
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
-        """Give the job a sequence with all cached KV of its prompt, and set `computed`."""
+        """Give the job a sequence with all cached KV of its prompt, and set `job.computed`.
+
+        waiting: the jobs in the queue.
+        """
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
         """Take over KV that other jobs have computed since this job's last span.
 
-        num_cells: cells that the step takes so far.
+        num_cells: how many cells the step needs for the spans that it already has.
         """
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Restore KV of the job that has come to host memory since its last span.
+        """Restore KV for the job that was put into host memory since the job's last span.
 
         num_cells: as for `catch_up`.
         """
         ...
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Let the job's prefill pause at position `at`, where fetched KV continues; 0: no pause."""
+        """Let the job's prefill pause at position `at`, where fetched KV follows; 0: do not pause."""
         ...
 
     def next_stop(self, job: Job) -> int:
-        """Return the latest end of the job's next span; the job's current position, if nothing can be computed now."""
+        """Return the position that the job's next span must not pass.
+
+        This is the job's current position if it can compute nothing now.
+        """
         ...
 
     def sharable(self, leader: Job, upto: int) -> int:
-        """Return how many of the first `upto` tokens other jobs can take over once `leader` has computed them."""
+        """Return how many of the first `upto` tokens other jobs can take over after `leader` has computed them."""
         ...
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Note a computed span. Return True if it ends a stage, so that the job returns to the queue."""
+        """Note that a span is computed. Return whether it ends a stage, after which the job returns to the queue."""
         ...
 
     def release(self, job: Job) -> None:
-        """Keep the KV of the job's sequence in the cache, and give up the sequence."""
+        """End the job's use of its sequence. The KV stays in the cache."""
         ...
 
 
@@ -137,8 +143,9 @@ class Strategy(Protocol):
 class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
 
-    The first `num_tokens` of `tokens` are known: the prompt, then the generated tokens, which are sampled or forced by a
-    grammar. The first `computed` of them have KV. These two counts alone separate prefill from decode: see `computes`.
+    The first `num_tokens` of `tokens` are known: the prompt, and then the generated tokens, which were sampled or forced by
+    a grammar. The first `computed` of them have KV. These two numbers decide whether the job prefills or decodes: see
+    `computes`.
     """
 
     request: Request
@@ -169,11 +176,11 @@ class Job:
             self.phase = phase
 
     def go_on(self) -> None:
-        """Enter the phase in which the next tokens are computed."""
+        """Enter the phase of the job's next span."""
         self.enter(self.computes)
 
     def lay_out(self, layout: Layout) -> None:
-        """Take the layout of the next stage, and make room for all tokens to generate."""
+        """Take over the layout of the next stage, and make room in `tokens` for all tokens to generate."""
         self.layout = layout
         self.num_prompt = self.num_tokens = len(layout.tokens)
         self.tokens = np.empty(self.num_prompt + self.request.limit, np.int32)
@@ -184,41 +191,41 @@ class Job:
         return self.layout.ids_of(self.tokens[start:stop])
 
     def scored(self, start: int, stop: int) -> np.ndarray | None:
-        """Return the prompt's tokens at positions [start + 1, stop + 1), if the request asks for their logprobs."""
+        """Return the prompt's tokens at positions [start + 1, stop + 1); None if the request needs no logprobs of them."""
         last = min(stop + 1, self.num_prompt)
         return self.ids(start + 1, last) if self.request.scores_prompt and start + 1 < last else None
 
     def step_back(self) -> Job:
-        """Drop the layout, so that the job is laid out again, because it has read a document. Return the job."""
+        """Drop the layout, because the job has read a document and must be laid out again. Return the job."""
         self.layout, self.computed, self.due = NO_LAYOUT, 0, 0
         return self
 
     def start_over(self) -> None:
-        """Begin again: a step failed before the first token. The count of overtakes stays."""
+        """Start again, because a step failed before the job had a generated token. Its count of overtakes stays."""
         self.step_back()
         self.claimed, self.sequence = 0, None
         self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Note that a step failed and the device has lost all KV. The job will go on after its generated tokens."""
+        """Note that a step failed and the device has lost all KV. The job can later go on after its generated tokens."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the answer so far."""
+        """How many tokens the answer has so far."""
         return self.num_tokens - self.num_prompt
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the job may have made a step fail. It then runs alone until its next token shows that it did not."""
+        """Whether the job may have made a step fail. Such a job runs alone until its next token is generated."""
         return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property
     def has_started(self) -> bool:
-        """Whether the job has run before and waits to go on."""
+        """Whether the job has been paused, or has read a document, since it was submitted."""
         return self.reuse.num_preempted > 0 or self.strategy_state.has_started
 
     @property
@@ -236,16 +243,16 @@ class Job:
         self.num_tokens += 1
 
     def force(self, token: int) -> None:
-        """Append a token that a grammar forces. Tokens that are forced together are computed together."""
+        """Append a token that a grammar forces. If the grammar forces several tokens, they are computed in one span."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.phase is Phase.DECODE:
             self.enter(Phase.PREFILL)
 
     def accept(self, token: int) -> None:
-        """Append the token that was sampled after a drafted one.
+        """Append the token that was sampled after an accepted drafted token.
 
-        The draft was right, so the drafted token counts as computed.
+        The drafted token has KV already, so it counts as computed.
         """
         self.append(token)
         self.computed += 1
@@ -253,10 +260,10 @@ class Job:
             self.request.draft.num_accepted += 1
 
     def waits_for(self, leader: Job, min_shared: int) -> bool:
-        """Return whether `leader` is about to compute this job's next tokens, so that the job waits for them.
+        """Return whether this job should wait, because `leader` is about to compute the same next tokens.
 
-        The two jobs must share at least `min_shared` tokens after this job's start. Only tokens in the tree count: generated
-        tokens are private, even if two requests generate the same ones.
+        After the position where this job started, the two jobs must share at least `min_shared` tokens. Only tokens in the
+        tree count. Generated tokens are private, even if two requests generate the same ones.
         """
         if not leader.request.shares_with(self.request) or leader.computed != self.computed:
             return False
@@ -266,7 +273,10 @@ class Job:
 
     @property
     def computes(self) -> Phase:
-        """The phase of the job's next span: DECODE for one generated token, PREFILL for several that a grammar forced."""
+        """The phase of the job's next span: READING in a stage, DECODE for one generated token, otherwise PREFILL.
+
+        Several generated tokens that a grammar forced are computed in PREFILL, too.
+        """
         if self.is_reading:
             return Phase.READING
         is_decode = self.num_tokens > self.num_prompt and self.computed == self.num_tokens - 1
@@ -274,20 +284,20 @@ class Job:
 
     @property
     def answering(self) -> bool:
-        """Whether only tokens of the answer are left to compute: the next one, or several that a grammar forced."""
+        """Whether the whole prompt is computed, so that only tokens of the answer are left to compute."""
         return self.computed >= self.num_prompt
 
     @property
     def turn(self) -> Turn:
-        """The place of the prompt among the prompts that run together: the smallest place is computed first."""
+        """The sort key of the prompt among the prompts of a step. The prompt with the smallest key is computed first."""
         return not self.answering, -self.request.priority, self.due
 
     @property
     def num_lacking(self) -> int:
-        """Tokens that are left to compute."""
+        """How many known tokens are left to compute."""
         return sum(max(stop - max(start, self.computed), 0) for start, stop in self.layout.sections(self.num_tokens))
 
     @property
     def num_private(self) -> int:
-        """Cells outside the tree: the cells of generated tokens."""
+        """How many cells hold generated tokens, which are not in the tree yet."""
         return max(self.computed - self.claimed, 0)

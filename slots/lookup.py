@@ -1,4 +1,4 @@
-"""Drafts by lookup: if a request's last tokens occurred in it before, the tokens that followed them may follow again."""
+"""Drafts by lookup: if a text's last tokens occurred earlier in it, the tokens that followed them there are the draft."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BITS = 21  # bits of a token in a key: more than any vocabulary needs, and three
 class Draft:
     """A guess at the next tokens (int32), taken from a place where the text's last tokens occurred before.
 
-    matched: how many of the last tokens are the same at that place.
+    matched: how many tokens before that place equal the text's last tokens.
     """
 
     tokens: np.ndarray
@@ -27,7 +27,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Score:
-    """How many drafted tokens were checked (tried), and how many of them were right. Recent tokens have the most weight."""
+    """How many drafted tokens were checked (`tried`), and how many of these were right. Recent tokens have more weight."""
 
     tried: float = 0.0
     right: float = 0.0
@@ -42,12 +42,12 @@ class Score:
 
 
 class Lookup:
-    """Drafts for one request, from its prompt and its answer so far. It lives as long as the request does.
+    """Makes drafts for one request, from the request's prompt and its answer so far.
 
-    asks_model: a draft model may draft for the request, too.
-    num_drafted, num_accepted: the tokens of its drafts so far, and how many of them were accepted.
-    score: the score of drafts by lookup.
-    model_score: the score of drafts by the draft model.
+    asks_model: whether a draft model may also make drafts for the request.
+    num_drafted, num_accepted: how many tokens of drafts were checked so far, and how many of these were accepted.
+    score: the score of the request's drafts by lookup.
+    model_score: the score of its drafts by the draft model.
     """
 
     __slots__ = (
@@ -65,9 +65,9 @@ class Lookup:
         self._place = 0  # where the source of the last draft continues; 0: no draft yet
 
     def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
-        """Return at most `most` tokens that may come next; None without a match.
+        """Return at most `most` tokens that may come next; None if the last tokens did not occur before.
 
-        tokens (int32): the prompt and the answer so far; the tokens of documents that are read separately are marked.
+        tokens (int32): the prompt and the answer so far. Tokens of separately read documents may have their marks.
         """
         self._learn(tokens, num_prompt)
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
@@ -79,7 +79,7 @@ class Lookup:
         return Draft(np.resize(source, most), int(lengths[best]))  # past the end of the text, the draft repeats
 
     def _learn(self, tokens: np.ndarray, num_prompt: int) -> None:
-        """Take over the text since the last call: once the prompt, then a few tokens a step."""
+        """Index the text that is new since the last call: the whole prompt at first, then a few tokens in each step."""
         if self._prompt is None:
             self._prompt, self._end = Places(ids_of(tokens[:num_prompt])), num_prompt
         for stop in range(max(self._end, SHORTEST), len(tokens)):  # nothing follows the last token yet
@@ -89,7 +89,7 @@ class Lookup:
         self._end = len(tokens)
 
     def _places(self, key: int) -> np.ndarray:
-        """Return the ends of a suffix's occurrences that are worth comparing."""
+        """Return the positions where occurrences of a suffix end, as far as they are worth comparing."""
         assert self._prompt is not None
         places, newest = self._prompt.find(key), self._newest.get(key, 0)
         more = [place for place in (newest, self._place) if place]
@@ -97,7 +97,10 @@ class Lookup:
 
 
 class Places:
-    """The places where each sequence of SHORTEST tokens occurs in a text, sorted once by numpy, in about 0.1 us a token."""
+    """The places where each sequence of SHORTEST tokens occurs in a text.
+
+    They are sorted once by numpy, in about 0.1 us for each token of the text.
+    """
 
     def __init__(self, tokens: np.ndarray) -> None:
         wide = tokens.astype(np.int64)
@@ -118,7 +121,7 @@ class Places:
 
 
 def key_of(tokens: np.ndarray, stop: int) -> int:
-    """Return the key of the suffix that ends at `stop`."""
+    """Return the key of the SHORTEST tokens that end at position `stop`."""
     key = 0
     for token in ids_of(tokens[stop - SHORTEST : stop]).tolist():
         key = key << BITS | token
@@ -126,7 +129,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return, for each place, how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
+    """Return for each place how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

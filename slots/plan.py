@@ -1,4 +1,4 @@
-"""One step as plain frozen values: memory operations first, in order, then the spans of one batch."""
+"""A step as frozen values: the memory operations in their order, and the spans of one batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .reuse import Source
 class HostCopy:
     """A copy of the KV at positions [start, stop) of one path.
 
-    data: uint8, None until the plan that saves it has run.
-    users: the number of nodes whose runs are in the copy; both parts of a split run use the same copy.
+    data: the KV (uint8); None until the plan that makes the copy has run.
+    users: how many nodes use the copy. If a run is split, both parts use the same copy.
     """
 
     start: int
@@ -30,7 +30,7 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Let `target` hold the cells of `source` at positions [start, stop), too. No data moves (`seq_cp`)."""
+    """Let sequence `target` also hold the cells of `source` at positions [start, stop) (`seq_cp`). No data moves."""
 
     source: int
     target: int
@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Take `sequence` out of its cells at positions [start, stop) (`seq_rm`); a cell without a sequence is free."""
+    """Remove `sequence` from its cells at positions [start, stop) (`seq_rm`). A cell that no sequence holds is free."""
 
     sequence: int
     start: int
@@ -49,7 +49,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Take `sequence` out of all its cells."""
+    """Remove `sequence` from all its cells."""
 
     sequence: int
 
@@ -64,9 +64,9 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Give `sequence` new cells at positions [start, stop) with their KV from `copy`.
+    """Give `sequence` new cells at positions [start, stop), filled with KV from `copy`.
 
-    distance: by how many positions the KV moves up from its position in the copy; the keys are rotated if it is not 0.
+    distance: how many positions the KV moves up from its position in the copy. If this is not 0, the keys are rotated.
     """
 
     copy: HostCopy
@@ -86,7 +86,7 @@ class Snap:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Give `sequence`, which holds the KV of positions [0, copy.stop), the recurrent state in `copy`."""
+    """Give `sequence` the recurrent state in `copy`. The sequence already holds the KV of positions [0, copy.stop)."""
 
     copy: HostCopy
     sequence: int
@@ -102,13 +102,13 @@ Operation = Share | Trim | Drop | Save | Restore | Snap | Load | Clear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Consecutive tokens of one request to compute.
+    """Consecutive tokens of one request, which a step computes.
 
     tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`.
-    logits: whether a token is sampled after the last one.
-    drafted: how many of the last tokens are a draft. The runner samples before the first drafted token and after each of
-        them, as long as its choices equal the draft.
-    scored (int32): the prompt tokens whose logprobs the request wants; each follows one of the span's first tokens.
+    logits: whether a token is sampled after the span.
+    drafted: how many of the span's last tokens are a draft. The runner samples a token to compare with the first drafted
+        token. It samples another one after each drafted token that equals the sampled one.
+    scored (int32): prompt tokens, from position start + 1 on, whose logprobs the request wants.
     """
 
     request: int
@@ -129,7 +129,7 @@ class Span:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits that the span needs."""
+        """The number of rows of logits that the span needs."""
         return self.num_scored + self.logits + self.drafted
 
     @property
@@ -139,13 +139,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: carry out `operations` in order, then compute `spans` as one batch of at most `batch_size` tokens.
+    """One step: carry out `operations` in order, then compute `spans` as one batch.
 
-    afterwards: operations after the batch, even after a batch that failed.
-    num_spare: free cells that the batch does not take, for the runner's use during the step.
-    background: no client waits for the step, so it may be aborted.
-    admitted: ids of the requests that left the queue for the step.
-    adapters: the LoRA adapters that compute all spans.
+    afterwards: operations to carry out after the batch, even if the batch fails.
+    num_spare: how many cells stay free during the batch. The runner may use them until the step ends.
+    background: whether the step may be aborted, because no client waits for it.
+    admitted: the ids of the requests that were admitted for this step.
+    adapters: the LoRA adapters with which all spans are computed.
     """
 
     operations: tuple[Operation, ...] = ()

@@ -21,11 +21,11 @@ from .scope import Scope
 
 
 class Pins:
-    """The runs that clients ask to keep in the cache, for some time or until they are unpinned.
+    """The runs that clients have pinned, for some time or until they are unpinned. Pinned runs are evicted last.
 
     A pin never makes a request fail: if running requests need all cells, pinned runs are evicted, too.
 
-    clock: seconds, as `time.monotonic` counts them.
+    clock: returns the time in seconds, like `time.monotonic`.
     """
 
     def __init__(self, tree: PromptTree, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Pins:
         self._count = itertools.count()
 
     def pin(self, scope: Scope, tokens: np.ndarray, seconds: float = math.inf) -> int:
-        """Pin the cached runs of a prompt (int32) for some seconds from now. Return how many tokens they have."""
+        """Pin the cached runs of a prompt (int32) for `seconds` from now. Return how many tokens these runs have."""
         until = self._clock() + seconds
         nodes = self._path_of(scope, tokens)
         for node in nodes:
@@ -46,7 +46,7 @@ class Pins:
         return sum(len(node.tokens) for node in nodes)
 
     def unpin(self, scope: Scope, tokens: np.ndarray) -> int:
-        """End the pins on a prompt, except on runs that other pinned prompts share. Return the number of unpinned tokens."""
+        """Unpin a prompt's runs, except runs that another pinned prompt also has. Return the number of unpinned tokens."""
         released = 0
         for node in self._path_of(scope, tokens):
             if node.pinned_until and not any(child.pinned_until for child in node.children.values()):
@@ -67,14 +67,15 @@ class Pins:
         return iter(self._tree.pinned)
 
     def _path_of(self, scope: Scope, tokens: np.ndarray) -> list[Node]:
-        """Return the cached runs that lie wholly in a prompt, last one first."""
+        """Return the cached runs of which all tokens are in a prompt, last one first."""
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
     def _note_end(self, until: float, last_node: Node) -> None:
         """Note when a pin ends.
 
-        Renewed pins and evicted runs cause outdated entries. When there are too many entries, only pinned runs keep one.
+        When a pin is renewed or a run is evicted, its old entry stays. If there are too many entries, they are replaced by
+        one entry for each run that is still pinned.
         """
         heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:
@@ -96,21 +97,21 @@ class Pins:
 
 
 class OutOfSequences(RuntimeError):
-    """Every sequence id is in use by a running request: a programmer's error (more slots than the tree was made for)."""
+    """Running requests use all sequence ids. This is a programming error: the tree was made for fewer slots."""
 
 
 class PrefixTree(PromptTree):
-    """The tree of all cached KV: finds, claims, releases and evicts runs.
+    """The tree of all cached KV. It finds, claims, releases and evicts runs.
 
     Each change adds memory operations to the next plan.
 
-    device: sequences and cells.
-    copies: saves runs to host memory and restores them.
-    num_sequences: how many sequence ids there are, at least 2 * slots + 1.
-    host: takes evicted runs; without it they are lost.
-    policy: decides the order of eviction.
-    profile: the time to compute a run.
-    costs: the costs of this device.
+    device: the sequences and the cells.
+    copies: saves runs to host memory, and restores them.
+    num_sequences: the number of sequence ids, at least 2 * slots + 1.
+    host: the host memory that evicted runs are moved to; None: evicted runs are lost.
+    policy: decides the order in which runs are evicted from the device.
+    profile: learns the time to compute tokens.
+    costs: the costs of the model on this device.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class PrefixTree(PromptTree):
     def void(self) -> None:
         """Forget KV that only the device had, and operations that were never carried out. Finished copies stay.
 
-        No cell and no sequence is in use afterwards, whatever the counts say now.
+        Afterwards no cell and no sequence is in use. The counts may have been wrong before.
         """
         self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
@@ -161,14 +162,14 @@ class PrefixTree(PromptTree):
     ) -> Claim:
         """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
-        An idle sequence is continued in place if it is a prefix of the prompt and none of it is to be computed again. Any
-        other match is forked, and its donor does not change.
+        If an idle sequence is a prefix of the prompt, and no token of it has to be computed again, the request continues
+        this sequence. Otherwise it gets a new sequence, which shares the cells of the cached prefix (a fork).
 
         stops: ascending positions where nodes must end.
         documents: (key, start, stop) of each document.
-        counts_as_use: whether a client sent the prompt; otherwise its runs do not count as used.
-        sections: the positions of the prompt that are computed; empty: all.
-        session: the name of the request's session, if any.
+        counts_as_use: whether the runs of the prompt count as used, see `Kind`.
+        sections: the parts of the prompt that are computed and not moved from elsewhere; empty: the whole prompt.
+        session: the name of the request's session; empty: none.
 
         Raises ValueError for a document outside the prompt, before anything changes, and OutOfSequences.
         """
@@ -219,9 +220,9 @@ class PrefixTree(PromptTree):
         self.device.keep_idle(sequence)
 
     def use(self, nodes: Iterable[Node], *, counts_as_use: bool = True, session: str = "") -> None:
-        """Count a request's use of cached runs outside its path.
+        """Count a request's use of cached runs that are not on its path.
 
-        The request has copies of these runs, so they may be evicted.
+        The runs do not become in use: they may be evicted, since the request has copies of them.
 
         session: as for `claim`.
         """
@@ -232,11 +233,11 @@ class PrefixTree(PromptTree):
         self._count_use(used, session, counts_as_use=counts_as_use)
 
     def evict(self, needed: int = 1, unused: bool = False) -> int:
-        """Free at least `needed` cells, leaf by leaf, the lowest priority first. Return how many cells were freed.
+        """Evict leaves, the one with the lowest priority first, until at least `needed` cells are freed.
 
-        Fewer are freed if running requests need all other cells.
+        Return how many cells were freed. These are fewer than `needed` if no more leaves can be evicted.
 
-        unused: evict only runs that no request has used and that have a copy.
+        unused: whether to evict only runs that no request has used and that have a copy.
         """
         freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
         while freed < needed and (leaf := take()):
@@ -258,7 +259,7 @@ class PrefixTree(PromptTree):
         return len(node.tokens)
 
     def forget(self, scope: Scope) -> None:
-        """Drop a scope with all its KV. None of its requests may be running."""
+        """Forget a scope and all its KV. No request of the scope may be running."""
         root = self.roots.pop(scope, None)
         nodes = list(descendants(root)) if root else []
         for sequence in {sequence for node in nodes for sequence in node.sequences}:
@@ -282,10 +283,11 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Move the tokens to recompute, and all runs after them, to host memory, if idle sequences alone hold them.
+        """Free the cells of those cached tokens that a prompt computes again, and of all runs after them.
 
-        When these tokens are computed again, they get the same cells. In other cells their KV would have other bits, because
-        kernels sum over cells in vectors, and other cells mean another order of summation.
+        These runs are moved to host memory. When the tokens are computed again, they get the same cells. In other cells
+        their KV would have other bits, because kernels sum over cells in vectors, in an order that depends on the cells.
+        Runs in use are not moved.
         """
         if self.recompute_last == 1 or not self.host.max_bytes:
             return
@@ -297,7 +299,10 @@ class PrefixTree(PromptTree):
                 self._evict_from_device(run)
 
     def _begin(self, last_node: Node) -> Sequence:
-        """Return a new sequence for the path to `last_node`, which is in use. If no id can be freed, the path is removed."""
+        """Return a new sequence for the path to `last_node`, which is already in use.
+
+        If no sequence id can be freed, remove the path and raise OutOfSequences.
+        """
         while not self.device.num_free_ids:
             if not self.evict():
                 for node in path(last_node):
@@ -315,7 +320,7 @@ class PrefixTree(PromptTree):
     def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a leaf's cells.
 
-        keep: move the run to host memory; a run that host memory refuses is forgotten.
+        keep: whether to move the run to host memory. If host memory does not take it, the run is forgotten.
         """
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)
@@ -334,7 +339,7 @@ class PrefixTree(PromptTree):
         return upper
 
     def _prune(self, sequence: Sequence) -> None:
-        """Remove the end of a released path that was never computed: the rest of a cancelled request's prompt."""
+        """Remove the part of a released path that was never computed, such as the rest of a cancelled request's prompt."""
         while (node := sequence.last_node).parent and not node.in_use and not node.children and not node.complete:
             if node.ready:
                 node.tokens = node.tokens[: node.ready].copy()  # a copy, since a view would keep all tokens in memory

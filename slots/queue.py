@@ -1,10 +1,10 @@
 """The waiting requests, and which of them is next.
 
 The request with the highest ratio of cached to uncached tokens comes first (RAGCache, section 5.2). So requests with the
-same cached prefix follow each other (RAGBoost, section 5.2), and short requests do not wait for long ones. The ratio of a
-request that was overtaken n times is multiplied by n + 1, so no request is overtaken without end (highest response ratio
-next, Brinch Hansen 1971, with overtakes in place of time). `Groups` finds the requests with the same prefix in a queue of
-any length.
+same cached prefix follow each other (RAGBoost, section 5.2), and short requests do not wait for long ones. If a request was
+overtaken n times, its ratio is multiplied by n + 1, so that it is not overtaken without end. (This is highest response ratio
+next, Brinch Hansen 1971, with overtakes instead of waiting time.) `Groups` finds the requests with the same prefix in a
+queue of any length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WINDOW = 8
 
 
 class Rejected(Exception):
-    """A request whose prompt cannot be laid out. It is out of the queue."""
+    """The prompt of a request cannot be laid out. The request has been removed from the queue."""
 
     def __init__(self, job: Job, cause: Exception) -> None:
         super().__init__(f"request {job.request.id} cannot be laid out: {cause}")
@@ -33,12 +33,12 @@ class Rejected(Exception):
 class Queue:
     """The waiting requests.
 
-    window: how many later requests may overtake a waiting one, and how many may follow a request whose KV they share.
-    strategy: returns how a request with a given whole prompt reuses KV.
-    may_start: returns whether a request could get a slot now.
+    window: how many later requests may overtake a waiting request, and how many may follow a request whose KV they share.
+    strategy: takes a request and the layout of its whole prompt, and returns how the request reuses KV.
+    may_start: returns whether a request could start now if it fits.
 
-    A request that waits for a busy slot, or for running prompts, blocks no other request. Requests that are admitted in the
-    meantime count as overtakes. The queue is blocked while its next request does not fit and no cell has been freed.
+    A request that waits for a certain slot, or for running prompts, does not block other requests. If they are admitted
+    before it, they overtake it. If the next request does not fit on the device, the queue is blocked until cells are freed.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Queue:
         self.groups.add(job)
 
     def resume(self, job: Job, *, blocks: bool) -> None:
-        """Put a paused request first.
+        """Put a paused request first in the queue.
 
-        blocks: the queue waits until cells have been freed.
+        blocks: whether the queue is blocked until cells have been freed.
         """
         job.enter(Phase.WAITING)
         self._is_blocked = blocks
@@ -84,9 +84,10 @@ class Queue:
             self.groups.remove(job)
 
     def next(self) -> Job | None:
-        """Return the next request to admit, which stays in the queue; None if none may start or the queue is blocked.
+        """Return the next request to admit, with its prompt laid out. The request stays in the queue.
 
-        Its prompt is laid out. A request whose prompt cannot be laid out is rejected: see `take_rejected`.
+        Return None if no request may start, or if the queue is blocked. A request whose prompt cannot be laid out is
+        rejected: see `take_rejected`.
         """
         while not self._is_blocked and (first := self._first()) is not None:
             try:
@@ -96,23 +97,23 @@ class Queue:
         return None
 
     def block(self) -> None:
-        """Try no request until cells have been freed: the next one does not fit."""
+        """Block the queue until cells have been freed, because the next request does not fit."""
         self._is_blocked = True
 
     def unblock(self) -> None:
-        """Note that cells have been freed."""
+        """Note that cells have been freed, so that the next request may fit."""
         self._is_blocked = False
 
     @property
     def suspect(self) -> Job | None:
-        """The first request that has to run alone."""
+        """The first waiting request that has to run alone, if there is one."""
         return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
-        """Note that the device has lost all KV, and with it the copies that were not made yet.
+        """Note that the device has lost all KV, and with it the planned copies that were not made yet.
 
-        again: requests without generated tokens to put first in the queue.
-        paused: requests with generated tokens to put before the requests of `again`.
+        again: requests without generated tokens. They are put first in the queue.
+        paused: requests with generated tokens. They are put before the requests of `again`.
 
         Return the waiting requests with generated tokens that cannot continue, because their layout is no longer valid. They
         are removed from the queue.
@@ -133,17 +134,20 @@ class Queue:
         return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
-        """Note a request that cannot run and is out of the queue."""
+        """Note that a request cannot run. The request is no longer in the queue."""
         job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
-        """Return the requests that could not be admitted since the last call, and why; they are finished."""
+        """Return the requests that were rejected since the last call, each with the cause. These requests are finished."""
         rejected, self._rejected = self._rejected, []
         return rejected
 
     def _first(self) -> Job | None:
-        """Return the first request of the highest priority that may start, or instead the one that has to run alone."""
+        """Return the first request of the highest priority that may start; None if no request may start.
+
+        If a waiting request has to run alone, return that request instead.
+        """
         first: Job | None = None
         for job in self._waiting:
             if (first is None or job.request.priority > first.request.priority) and self._may_start(job):
@@ -151,10 +155,11 @@ class Queue:
         return None if first is None else self.suspect or first
 
     def _choose(self, first: Job) -> Job:
-        """Return the request with the best response ratio, its prompt laid out. Of equal requests, the first is returned.
+        """Return the request with the best response ratio, with its prompt laid out. Raises Rejected.
 
-        Only a higher priority overtakes a request that has been paused, that has read a document for its prompt, or that was
-        overtaken `window` times. Raises Rejected for a request whose prompt fails.
+        first: the first request that may start. It is returned if no other request has a better ratio. It is also returned
+            if it has been paused, or has read a document for its prompt. If it was overtaken `window` times, only a request
+            that follows a leader may be returned instead (see `Groups`).
         """
         if first.has_started and first.keeps_layout:
             return first
@@ -163,7 +168,7 @@ class Queue:
         return chosen
 
     def take(self, job: Job) -> None:
-        """Remove a request that is admitted; all requests before it are overtaken."""
+        """Remove a request that is admitted, and count the requests before it as overtaken (see `Groups.take`)."""
         passed = list(itertools.takewhile(lambda other: other is not job, self._waiting))
         self.num_overtakes += len(passed)
         self.groups.take(job, (other for other in passed if other.request.priority == job.request.priority))

@@ -1,6 +1,6 @@
 """The radix tree of token runs: match, split, insert, cut.
 
-A radix tree, as in SGLang's radix attention: a child is found by its first token, and matches only if its tokens are equal.
+As in SGLang's radix attention, a child is found by its first token, and then compared token by token.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ N = TypeVar("N", bound="Run[Any]")
 
 @dataclass(slots=True, eq=False)
 class Run(Generic[N]):
-    """A run of tokens (int32) at positions [start, end) of every path through it; the base class for the runs of all trees.
+    """A run of tokens (int32) at positions [start, end) of every path through it. Base class of the runs of all trees.
 
-    documents: for each document that starts at this run's end: its key, and the run that it ends with.
-    scope: None, except for roots.
-    ready, in_use: as in `Node`; 0 for a run without KV.
+    documents: by the key of each document that starts where this run ends, the run that the document ends with.
+    scope: the scope of a root; None for all other runs.
+    ready, in_use: as in `Node`; always 0 in trees without KV.
     """
 
     tokens: np.ndarray
@@ -52,21 +52,26 @@ Section = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class Node(Run["Node"]):
-    """A run of tokens at positions [start, end) of every path through it; a document, a message or a part of one.
+    """A run of tokens at positions [start, end) of every path through it: a document, a message or a part of one.
 
         tokens   |---------- run ----------|
-        KV       |---- ready ----|.pending.|      ready: computed, each token in exactly one cell
-                 start                    end     pending: claimed by a running request, which will compute it
-        copy     |------- all of it -------|      the copy in host memory, if one was ever made
-        state                              |      the recurrent state after the run, if the model has one: see `StateTree`
+        KV       |---- ready ----|.pending.|
+                 start                    end
+        copy     |-------------------------|
+        state                              |
 
+    ready: the number of tokens with KV on the device, each in exactly one cell. If a running request has claimed the run, it
+        will compute the other, pending tokens.
+    copy: the copy of the whole run in host memory, if there is one.
+    state: the recurrent state after the run, if the model has such states (see `StateTree`).
     sequences: the sequences with KV of this run.
-    in_use: the number of running requests with this run on their paths; a run in use is not evicted.
-    cells_end: all cells of the run are below this one (see `slots/swap.py`).
-    record: the key of the record that a lower tier has of the run and its state.
-    document_of: the inverse of `documents`: (run before the document, key) of each document that ends with this run.
-    session: the only session whose requests computed or used the run; empty: several sessions, or none; None: no request
-        yet.
+    in_use: how many running requests have this run on their paths. A run in use is not evicted.
+    cells_end: an upper bound: all cells of the run are below this one (see `slots/swap.py`).
+    record: the key of the run's record in a lower tier.
+    document_of: the inverse of `documents`: for each document that ends with this run, the run before the document, and the
+        document's key.
+    session: the session, if requests of only one session have computed or used the run; empty: several sessions, or
+        requests without a session; None: no request yet.
     """
 
     ready: int = 0
@@ -88,7 +93,7 @@ class Node(Run["Node"]):
 
     @property
     def is_cached(self) -> bool:
-        """Whether its KV is on any tier."""
+        """Whether the run's KV is on the device or in host memory."""
         return self.ready > 0 or self.copy is not None
 
     @property
@@ -96,7 +101,7 @@ class Node(Run["Node"]):
         return self.ready == len(self.tokens)
 
     def note_miss(self, token_cost: float) -> None:
-        """Count a request that has to compute the run, at `token_cost` a token (RAGCache, formula 4)."""
+        """Note that a request has to compute the run, at a cost of `token_cost` for each token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
@@ -106,14 +111,14 @@ class Node(Run["Node"]):
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Note that a document starts after this run and ends with the run `end`. This replaces the key's earlier end."""
+        """Note that document `key` starts after this run and ends with the run `end`. An earlier end of it is replaced."""
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
         end.document_of.add((self, key))
 
     def part_with(self, upper: Node) -> None:
-        """Give `upper`, which was cut off the front of this run, its part of the KV and the same worth."""
+        """Give `upper`, which was cut off the start of this run, its part of this run's KV, and the same worth."""
         at = len(upper.tokens)
         upper.ready, upper.in_use, upper.last_use = min(self.ready, at), self.in_use, self.last_use
         upper.frequency, upper.token_cost, upper.num_misses = self.frequency, self.token_cost, self.num_misses
@@ -125,16 +130,16 @@ class Node(Run["Node"]):
         self.sequences = {sequence for sequence in self.sequences if sequence.length > self.start}
 
     def longest_sequence(self) -> Sequence:
-        """Return the sequence that holds most of this run, to share the run from."""
+        """Return the sequence that holds the most of this run, so that other sequences can share its cells."""
         return max(self.sequences, key=lambda sequence: sequence.length)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence id, with KV at positions [0, length) of the path that ends in `last_node`.
+    """A sequence id of llama.cpp, with KV at positions [0, length) of the path that ends in `last_node`.
 
-    An active sequence belongs to a running request; its last node ends that request's claimed path, computed or not. An idle
-    sequence outlives its request, so that the next request can continue or fork it.
+    An active sequence belongs to a running request. Its path is the path that the request has claimed, even if this is not
+    computed yet. An idle sequence is kept after its request has ended, so that later requests can continue or fork it.
     """
 
     id: int
@@ -145,15 +150,16 @@ class Sequence:
     idle_since: int = 0  # a count, not a time; of equal leaves, the one that is idle longest is evicted
 
     def most_cached(self, upto: int, recompute_last: int) -> int:
-        """Return how many tokens of the path may come from a cache that has the first `upto` tokens."""
+        """Return how many tokens of the path need not be computed if the first `upto` tokens are cached."""
         return most_cached(self.sections, upto, recompute_last)
 
 
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
-    """Return how many tokens of a prompt may come from a cache that has the first `upto` tokens.
+    """Return how many tokens of a prompt need not be computed if its first `upto` tokens are cached.
 
-    If a section is only partly cached, at least its last `recompute_last` tokens are computed together, or all of a shorter
-    section, because the bits of KV depend on the number of tokens. The prompt's last token is always computed.
+    If a section is only partly cached, at least its last `recompute_last` tokens are computed together; a shorter section
+    is computed as a whole. The reason is that the bits of KV depend on the number of tokens in a batch. The prompt's last
+    token is always computed.
 
     sections: the positions that are computed; the last section ends with the prompt.
     """
@@ -165,7 +171,7 @@ def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The result of a claim: the request's sequence, the number of its cached tokens, and their origin."""
+    """The result of a claim: the request's sequence, the number of cached tokens, and the origin of these tokens."""
 
     sequence: Sequence
     cached: int
@@ -174,11 +180,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySizes:
-    """The bytes of copies.
+    """The sizes of copies, in bytes.
 
-    run_token: bytes of one token of a run.
-    state: bytes of one recurrent state.
-    state_token: bytes of each token before a state, if states contain the KV of attention; copies of runs are then empty.
+    run_token: the size of one token in the copy of a run.
+    state: the size of one recurrent state, without `state_token`.
+    state_token: what each token before a state adds to its size, if states contain the KV of attention. Copies of runs are
+        then empty.
     """
 
     run_token: int = 0
@@ -202,12 +209,12 @@ class Root(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match(Generic[N]):
-    """The known prefix of a prompt: `length` tokens are in the tree, and the first `ready` of them have KV.
+    """The prefix of a prompt that is in the tree: `length` tokens, of which the first `ready` have KV on the device.
 
-    The match ends in `node`, and its computed part in `ready_node`. `covered` counts the matched tokens whose cells are
-    filled or promised. `evictable` counts the matched tokens with KV that no request uses; a claim of the match makes their
-    cells unreclaimable. `exact_end` is the node that ends exactly where the tokens end; None if not all tokens match, or if
-    they end inside a run.
+    The match ends in `node`, and its part with KV ends in `ready_node`. `covered` counts the matched tokens that need no
+    more cells, since their cells are filled or promised. `evictable` counts the matched tokens whose cells could be evicted
+    now, but no longer once the prompt is claimed. `exact_end` is the node that ends exactly where the prompt ends; None if
+    not all tokens match, or if the prompt ends inside a run.
     """
 
     node: N
@@ -220,9 +227,9 @@ class Match(Generic[N]):
 
 
 class PrefixIndex(Protocol):
-    """Tells an ordering policy how much of a prompt would be reused. The cache and the index of a lower tier implement it.
+    """Tells an ordering policy how much of a prompt would be reused. The cache and the indexes of lower tiers implement it.
 
-    recompute_last: how many of a prompt's last tokens are computed even if they are cached.
+    recompute_last: how many tokens at the end of a prompt are computed even if they are cached.
     """
 
     recompute_last: int
@@ -231,7 +238,7 @@ class PrefixIndex(Protocol):
     def roots(self) -> Mapping[Scope, Run[Any]]: ...
 
     def match_from(self, origin: Any, tokens: np.ndarray) -> Match[Any]:
-        """Match tokens that follow the end of `origin`; lengths count from there."""
+        """Return the match of tokens after the end of `origin`. Its lengths count from that end."""
         ...
 
     def continued(self, origin: Any, match: Match[Any]) -> int:
@@ -243,7 +250,7 @@ class PrefixIndex(Protocol):
         ...
 
     def saved_share(self, node: Any) -> float:
-        """Return the share of the time to compute a run that its reuse saves."""
+        """Return which share of the time to compute a run is saved by reusing the run."""
         ...
 
     def seconds(self, cached: int, new: int) -> float:
@@ -252,9 +259,9 @@ class PrefixIndex(Protocol):
 
 
 class RadixTree(Generic[N]):
-    """Finds, adds and splits runs. A subclass says what a run stands for: KV, states, files.
+    """Finds, adds and splits runs. Subclasses define what a run stands for: KV, states or files.
 
-    run: makes a run of tokens, at a position, below a parent.
+    run: makes a run from its tokens, its start position and its parent.
     root: makes the root of a scope.
     """
 
@@ -263,12 +270,12 @@ class RadixTree(Generic[N]):
         self.roots: dict[Scope, N] = {}
 
     def match(self, scope: Scope | None, tokens: np.ndarray) -> Match[N]:
-        """Return the longest known prefix of `tokens` (int32) in `scope`. It may end inside a run. Changes nothing."""
+        """Return the longest prefix of `tokens` (int32) that the tree has in `scope`. It may end inside a run."""
         root = (self.roots.get(scope) if scope is not None else None) or self._run(NO_TOKENS, 0, None)
         return self.match_from(root, tokens)
 
     def match_from(self, origin: N, tokens: np.ndarray) -> Match[N]:
-        """Match tokens that follow the end of `origin`; lengths count from there."""
+        """Return the match of tokens after the end of `origin`. Its lengths count from that end."""
         node = ready_node = origin
         length = ready = covered = evictable = 0
         while length < len(tokens):
@@ -296,15 +303,15 @@ class RadixTree(Generic[N]):
         )
 
     def root(self, scope: Scope) -> N:
-        """Return the root of a scope, made if the scope has none."""
+        """Return the root of a scope. If there is none, make it."""
         if scope not in self.roots:
             self.roots[scope] = self._root(scope)
         return self.roots[scope]
 
     def insert(self, root: N, tokens: np.ndarray, stops: Seq[int]) -> dict[int, N]:
-        """Add tokens below `root`, so that a node ends at each stop and at the end of `tokens`.
+        """Add tokens below `root`, so that a node ends at each position of `stops` and at the end of `tokens`.
 
-        Return these nodes by position.
+        Return these nodes by the position of their end.
         """
         ends = {0: root}
         node, start = root, 0
@@ -314,7 +321,7 @@ class RadixTree(Generic[N]):
         return ends
 
     def _descend(self, node: N, tokens: np.ndarray) -> N:
-        """Return the node below `node` that ends exactly with `tokens`; split and add runs as needed."""
+        """Return the node to which exactly `tokens` lead from `node`. Split and add runs as needed."""
         start = 0
         while start < len(tokens):
             child = node.children.get(int(tokens[start]))
@@ -326,12 +333,12 @@ class RadixTree(Generic[N]):
         return node
 
     def _grow(self, node: N, tokens: np.ndarray) -> N:
-        """Add a run below `node`, which has no child with its first token."""
+        """Add a run with these tokens below `node`, which has no child that starts with the first of them."""
         child = node.children[int(tokens[0])] = self._run(np.array(tokens, np.int32), node.end, node)
         return child
 
     def _split(self, lower: N, at: int) -> N:
-        """Cut a run in two and return the upper part. The lower part stays the same object, since references to it exist."""
+        """Cut a run in two, and return the new upper part. The object `lower` becomes the lower part."""
         parent = lower.parent
         assert parent is not None
         upper = self._run(lower.tokens[:at], lower.start, parent)
@@ -366,7 +373,7 @@ def path(node: N, begin: int = 0) -> list[N]:
 
 
 def upward(node: N) -> Iterator[N]:
-    """Yield the nodes from `node` up, for a caller that needs few nodes. A yielded node may be changed or unlinked."""
+    """Yield the nodes from `node` up to the child of the root. The caller may change or unlink the yielded node."""
     while node.parent is not None:
         above = node.parent
         yield node
@@ -374,7 +381,7 @@ def upward(node: N) -> Iterator[N]:
 
 
 def scope_of(node: Run[Any]) -> Scope:
-    """Return the scope that a node stands in."""
+    """Return the scope that a node belongs to."""
     while node.parent is not None:
         node = node.parent
     assert node.scope is not None

@@ -1,4 +1,4 @@
-"""A record: the KV of a run, with all tokens from the first one on. Lower tiers and files store records."""
+"""A record: the KV of a run, with all tokens of the prompt up to the run's end. Lower tiers and files store records."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Record:
         return len(self.data) + (len(self.state) if self.state is not None else 0)
 
     def used_once(self) -> Record:
-        """Return the record as if used once, with a token cost of at most 1, so that a file does not set its own worth."""
+        """Return the record with a frequency of 1 and a token cost of at most 1, since a file must not set its own worth."""
         return replace(self, frequency=1, token_cost=min(self.token_cost, 1.0))
 
 
 def file_name(record: Record) -> str:
-    """Return a name that is the same for the same run of the same scope, and that reveals neither."""
+    """Return the file name of a record. It is the same for the same run of the same scope, and reveals neither."""
     place = [record.scope.text, record.start, *["state"] * (record.state is not None)]
     digest = hashlib.blake2b(json.dumps(place).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())

@@ -1,4 +1,4 @@
-"""A request, frozen; its prompt; and the layout, which gives the prompt's documents an order."""
+"""A request, its prompt, and the prompt's layout, in which the documents have an order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlacedDocument:
     """A document in a prompt, at positions [start, stop).
 
     rank: its retrieval rank, from 1.
-    moved: whether its place among the documents differs from its place in the request.
+    moved: whether its place among the prompt's documents differs from its place among the request's documents.
     """
 
     id: str
@@ -33,8 +33,8 @@ class PlacedDocument:
 class Segment(NamedTuple):
     """A part of a prompt, up to position `stop`.
 
-    label: the origin of the part, in words.
-    verb: the verb after the label.
+    label: what the part is, in words, such as "document d1".
+    verb: the verb that follows the label: "is" or "are".
     """
 
     stop: int
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
     @property
     def miss(self) -> str:
-        """The reason of a miss in this segment, as a sentence."""
+        """The reason for a miss in this segment, in words."""
         return f"{self.label} {self.verb} not cached here"
 
 
@@ -52,15 +52,15 @@ class Layout:
     """A prompt whose documents have an order.
 
     tokens: int32.
-    stops: ascending positions where nodes of the tree end.
-    segments: all parts of the prompt in order; they name the reason of a miss.
-    repeated: ids of documents that an earlier turn contains, so this prompt omits them.
-    breakpoints: marks of the client, as (stop, seconds). Other prompts may diverge at `stop`, and the prefix up to `stop` is
-        pinned for `seconds`; 0: no pin.
-    opening: the length of a chat's prefix before its first question: system text and documents, which new chats have in
-        common; 0: no chat.
-    in_rank: tokens that would be cached with all documents in retrieval rank; None: no document moved.
-    hint: the line with the ranking of the last documents that moved; empty: no such line.
+    stops: ascending positions where nodes of the tree must end.
+    segments: all parts of the prompt, in order. The reason for a miss names one of them.
+    repeated: the ids of documents that the prompt omits in a turn, because an earlier turn contains them.
+    breakpoints: the client's cache breakpoints, as (stop, seconds). Other prompts may diverge at `stop`, and the prefix up
+        to `stop` is pinned for `seconds`; 0: no pin.
+    opening: the length of a chat's system text and documents before its first question, which new chats may share; 0: the
+        prompt is no chat.
+    in_rank: how many tokens would be cached if all documents were in retrieval rank; None: no document moved.
+    hint: the hint with the retrieval ranking, for the last documents that were reordered; empty: no hint.
     """
 
     tokens: np.ndarray
@@ -87,39 +87,39 @@ class Layout:
 
     @property
     def is_stage(self) -> bool:
-        """Whether the layout is a stage: it is computed for another prompt, and gets no answer."""
+        """Whether this is the layout of a stage, which is computed for a later prompt and gets no answer itself."""
         return False
 
     @property
     def texts(self) -> list[np.ndarray]:
-        """The tokens (int32) of each text that has to stay cached for full reuse; the prompt's own tokens come last."""
+        """The texts (int32 tokens) that must stay cached so that the whole prompt can be reused; the last is the prompt."""
         return [self.tokens]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """(key, start, stop) of each document that other prompts can reuse at its place."""
+        """The key, start and stop of each document that other prompts can reuse at the same place."""
         return [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
-        """Return tokens of the prompt or of its answer as the model knows them (int32)."""
+        """Return tokens (int32) of the prompt or of its answer as the model knows them, without marks."""
         return tokens
 
     def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
-        """Return how many tokens after the first `reached` ones are moved to the prompt from elsewhere in the cache."""
+        """Return for how many tokens after the first `reached` ones KV can be moved here from elsewhere in the cache."""
         return 0
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return the sections that are computed among the first `num_tokens` tokens."""
+        """Return the sections of the first `num_tokens` tokens that are computed, and not moved from elsewhere."""
         return [(0, num_tokens)]
 
     # ---- its segments --------------------------------------------------------------------------------------------------
 
     def splits(self, position: int) -> bool:
-        """Return whether `position` lies inside a segment, and not between two."""
+        """Return whether `position` lies inside a segment, and not at the end of one."""
         return 0 < position < len(self.tokens) and all(segment.stop != position for segment in self.segments)
 
     def segment_at(self, position: int) -> Segment:
-        """Return the segment at `position`, or the whole prompt if no segment is there."""
+        """Return the segment that contains `position`; the whole prompt if there is none."""
         whole = Segment(len(self.tokens), "the prompt")
         return next((segment for segment in self.segments if position < segment.stop), whole)
 
@@ -131,9 +131,9 @@ NO_LAYOUT = Layout(NO_TOKENS)
 class Prompt(Protocol):
     """A prompt whose documents may have no order yet.
 
-    num_tokens: an upper bound on its length, before it is laid out.
-    prefix: its tokens (int32) up to the first set of documents without an order; all tokens if there is no such set.
-    documents: the keys of that set.
+    num_tokens: an upper bound on the prompt's length, whatever its layout.
+    prefix: the prompt's tokens (int32) up to the first set of documents without an order; all tokens if it has no such set.
+    documents: the keys of the documents in that set.
     """
 
     num_tokens: int
@@ -141,7 +141,7 @@ class Prompt(Protocol):
     documents: frozenset[str]
 
     def arrange(self, tree: PrefixIndex, scope: Scope, waiting: Collection[Prompt] = ()) -> Layout:
-        """Return the layout, with the documents ordered by the KV that the tree has now.
+        """Return a layout whose documents are ordered to reuse the most of the KV that the tree has now.
 
         waiting: waiting prompts that share documents with this one.
         """
@@ -149,11 +149,11 @@ class Prompt(Protocol):
 
 
 class Kind(Enum):
-    """Who a request is for: a waiting client, a client's next turn (AHEAD), or no client in particular (PREFETCH).
+    """What a request serves: a client that waits (CLIENT), a client's next turn (AHEAD), or no certain client (PREFETCH).
 
-    priority: fixed for the kind; None: the client chooses it.
-    is_client: whether a client waits for the request. Other requests are computed in small steps, ahead of time.
-    counts_as_use: whether KV that the request computes or finds counts as used.
+    priority: the priority of all requests of this kind; None: each client chooses its own.
+    is_client: whether a client waits for the request. If not, it is computed in small background steps.
+    counts_as_use: whether the KV that the request computes or reuses counts as used.
     """
 
     CLIENT = None, True
@@ -165,9 +165,9 @@ class Kind(Enum):
 
 
 class DraftSource(Protocol):
-    """A source of drafts for one request.
+    """Makes drafts for one request.
 
-    num_drafted, num_accepted: tokens of all drafts so far, proposed and accepted.
+    num_drafted, num_accepted: how many drafted tokens were checked so far, and how many of these were accepted.
     """
 
     num_drafted: int
@@ -176,15 +176,16 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt that a client, or the server itself, wants to be computed.
+    """A prompt to compute, for a client or for the server itself.
 
-    priority: requests with a higher number go first; a kind's priority overrides it.
-    limit: most tokens to generate.
-    follows: the id of the request whose next turn this one prefills.
-    wanted_slot: the id of the slot that it waits for; -1: any slot.
-    snapshot_scope: the scope of its snapshots, if the model cannot be cut at a prefix and the request may keep any.
-    draft: its source of drafts, if any.
-    scores_prompt: the answer has the prompt's logprobs, so the whole prompt is computed, in a scope of this request alone.
+    limit: the most tokens to generate.
+    priority: requests with a higher number go first. If the kind has a priority, that one is used instead.
+    follows: the id of the request whose next turn this request prefills; None: it does not prefill a next turn.
+    wanted_slot: the id of the slot in which it must run; -1: any slot.
+    snapshot_scope: the scope of its snapshots; None: the model needs no snapshots, or the request may not keep any.
+    draft: makes its drafts; None: no drafts.
+    scores_prompt: whether the answer contains the logprobs of the prompt. The whole prompt is then computed, in a scope of
+        this request alone.
     session: the name of its session; empty: none.
     """
 
@@ -207,14 +208,14 @@ class Request:
             object.__setattr__(self, "priority", self.kind.priority)
 
     def leads_to(self, other: Request) -> bool:
-        """Return whether `other` can reuse what this request computes: its fixed prefix, and its documents if it has any."""
+        """Return whether `other` can reuse the fixed prefix of this request, and its documents if it has any."""
         own, others = self.prompt, other.prompt
         start = others.prefix[: None if own.documents else len(own.prefix)]
         may_lead = self.shares_with(other) and own.documents in (frozenset(), others.documents)
         return may_lead and np.array_equal(own.prefix, start)
 
     def shares_with(self, other: Request) -> bool:
-        """Return whether both requests read and write the cache in the same scope."""
+        """Return whether this request and `other` read and write the cache in the same scope."""
         return self.index_scope == other.index_scope
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Source(StrEnum):
-    """The origin of reused tokens, as reports and metrics name it. Another lower tier counts under its own name."""
+    """The origin of reused tokens, as reports and metrics name it. A lower tier that is not listed has its own name."""
 
     OWN = "own"  # the sequence of this conversation, continued
     FORK = "fork"  # shared with another sequence
@@ -29,8 +29,8 @@ ON_DEVICE = frozenset({Source.OWN, Source.FORK})
 class ReusedSpan:
     """Prompt tokens at positions [start, stop) that were not computed.
 
-    source: their origin.
-    seconds: the time saved.
+    source: the origin of their KV.
+    seconds: the time that this reuse saved.
     """
 
     start: int
@@ -41,12 +41,13 @@ class ReusedSpan:
 
 @dataclass(slots=True)
 class Reuse:
-    """The tokens that a request reused.
+    """What a request reused, and how long it was delayed.
 
-    spans: the reused spans, in order, found at its first admission or taken over later.
-    num_overtaken: later requests that were admitted before it.
-    fetch_seconds: time that it waited for records of a lower tier.
-    has_hole: between two reused spans, it computed tokens that the cache had lost.
+    spans: the reused spans in order: cached at the request's first admission, or taken over later.
+    num_preempted: how often the request was preempted.
+    num_overtaken: how many later requests were admitted before this one.
+    fetch_seconds: how long the request waited for records of a lower tier.
+    has_hole: whether the request computed tokens between two reused spans, because the cache had lost them.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])
@@ -57,12 +58,12 @@ class Reuse:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were not computed."""
+        """The number of prompt tokens that were not computed."""
         return sum(span.stop - span.start for span in self.spans)
 
     @property
     def sources(self) -> dict[str, int]:
-        """The tokens that were not computed, by origin."""
+        """The number of prompt tokens that were not computed, by origin."""
         tokens: dict[str, int] = {}
         for span in self.spans:
             tokens[span.source] = tokens.get(span.source, 0) + span.stop - span.start
@@ -70,12 +71,12 @@ class Reuse:
 
     @property
     def source(self) -> str:
-        """The origin of most of the tokens that were not computed."""
+        """The origin with the most prompt tokens that were not computed."""
         return max(sources, key=lambda source: sources[source]) if (sources := self.sources) else Source.NONE
 
 
 def prefix_cache_ratio(num_cached: int, num_prompt: int) -> float:
-    """Return the share of a prompt's tokens that were not computed; 0 for an empty one (ADR 007, telemetry)."""
+    """Return the share of a prompt's tokens that were not computed; 0 for an empty prompt (ADR 007, telemetry)."""
     return num_cached / num_prompt if num_prompt else 0.0
 
 
@@ -86,19 +87,19 @@ def prefix_cache_ratio(num_cached: int, num_prompt: int) -> float:
 #     bits 27-28  unused; a record of an earlier version may have them
 #     bits 0-26   the token
 #
-# So no prompt without such documents ever reaches a run after one, and the tree needs no rule for them.
+# So a prompt without such documents never matches the runs after one, and the tree needs no rule for them.
 
 SEPARATE, FIRST = 1 << 30, 1 << 29
 IDS = (1 << 27) - 1
 
 
 def mark(document: np.ndarray) -> np.ndarray:
-    """Return a document's tokens (int32) as the tree knows them."""
+    """Return the tokens (int32) of a separately read document with their marks, as the tree knows them."""
     marked = document | np.int32(SEPARATE)
     marked[:1] |= np.int32(FIRST)
     return marked
 
 
 def ids_of(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens (int32) as the model knows them."""
+    """Return tokens (int32) without marks, as the model knows them."""
     return tokens & np.int32(IDS)

@@ -1,10 +1,12 @@
-"""Plans each step and commits its results.
+"""The scheduler, which plans each step and commits its results.
 
-A step is `plan()`, then the runner, then `commit()`. Prefill is no separate step: each step computes some of a request's
-known tokens without KV (as in vLLM), and the counts of known and computed tokens give the request's phase. If cells run out,
-a leaf is evicted. If there is none, the youngest request of the lowest priority is preempted, and resumes later from the KV
-that the tree still has. No request starves because of other requests of its priority: no later prompt passes a prompt that
-is due, and the oldest request is preempted last.
+For each step, the engine calls `plan()`, runs the plan, and calls `commit()`. Prefill is not a separate kind of step (as in
+vLLM): each step computes some tokens of each request that are known but have no KV. Whether the request prefills or decodes
+follows from the numbers of its known and its computed tokens.
+
+If cells run out, a leaf is evicted. If there is no leaf, the youngest request of the lowest priority is preempted. It
+resumes later from the KV that the tree still has. Requests of the same priority do not starve each other: no later prompt
+passes a prompt that is due, and the oldest request is preempted last.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ BACKGROUND_CHUNKS = 2  # of a step with a client's request; three would lengthen
 
 
 class StepBuilder:
-    """Builds a step: requests and their spans, in the same order. `commit()` reads it, so it lives until the next `plan()`.
+    """Collects the requests of a step, and the span of each. It is kept until the next `plan()`, for `commit()`.
 
-    is_decode_turn: this step only decodes, because decode and prefill take less time in separate steps; the next step is for
-        prompts, if any wait.
-    most_scored: most prompt tokens whose logprobs the step computes; each takes a row of logits.
-    has_client: whether a client's request runs, in this step or in its own turn.
+    is_decode_turn: whether this step only decodes, because decode and prefill take less time in separate steps. The next
+        step is then for prompts, if any wait.
+    most_scored: for how many prompt tokens the step may compute logprobs. Each of them takes a row of logits.
+    has_client: whether any client's request is running, even if it is not in this step.
     """
 
     def __init__(
@@ -72,23 +74,23 @@ class StepBuilder:
 
     @property
     def adapters(self) -> str:
-        """The LoRA adapters of the step's requests, which all have the same ones."""
+        """The LoRA adapters of the step. All its requests have the same ones."""
         return self.jobs[0].request.scope.adapters if self.jobs else ""
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
-        """Add each request's last token and its draft. Their cells must be free.
+        """Add the last token and the draft of each request. Enough cells must be free.
 
-        drafts: one for each request, or none at all.
+        drafts: a draft for each request; empty: no drafts.
         """
         for job, draft in zip(jobs, drafts or repeat(NO_TOKENS), strict=False):
             self._add(job, 1, draft)
 
     def prefill(self, jobs: Iterable[Job], num_tokens: int) -> None:
-        """Add as much of the prompts as `num_tokens` and the cells allow, in the order in which they are due.
+        """Add at most `num_tokens` tokens of prompts, as far as cells allow, in the order in which the prompts are due.
 
-        A prompt is due once the server has computed as many prompt tokens since the prompt's admission as the prompt lacked
-        then. So a short prompt passes a long one, but no later prompt passes one that is due (fair queueing, Demers et al.
-        1989). Tokens that a grammar forced on an answer go before all prompts, because a stream waits for them.
+        If a prompt lacks n tokens when it is admitted, it is due once the server has computed n more prompt tokens. So a
+        short prompt passes a long one, but no later prompt passes a prompt that is due (fair queueing, Demers et al. 1989).
+        Tokens that a grammar forced on an answer are added before all prompts, because a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
@@ -136,7 +138,7 @@ class StepBuilder:
         return progress
 
     def _catch_up(self, job: Job) -> None:
-        """Let a request take over KV that has been computed by other requests, or fetched, since its last span."""
+        """Let a request take over KV that other requests have computed since its last span, and fetched KV."""
         before, strategy, fetcher = job.computed, job.strategy, self._fetcher
         strategy.catch_up(job, self._num_cells)
         if job.computed > before:
@@ -146,11 +148,15 @@ class StepBuilder:
             strategy.pause_at(job, fetcher.next_pause(job))
 
     def _follows_a_leader(self, job: Job) -> bool:
-        """Return whether another request of this step computes the next tokens of this one."""
+        """Return whether another request of this step computes a request's next tokens, so that the request waits."""
         return any(job.waits_for(leader, self._tree.costs.min_shared) for leader in self._leaders)
 
     def _size(self, job: Job, num_tokens: int) -> int:
-        """Return how many tokens of a prompt to compute: at most `num_tokens`, up to its next stop, if cells allow."""
+        """Return how many tokens of a request to compute in this step.
+
+        The result is at most `num_tokens`, and the span does not pass the request's next stop (`Strategy.next_stop`). If too
+        few cells can be freed, the result is the number of free cells.
+        """
         costs = self._tree.costs
         most = num_tokens if job.request.kind.is_client else min(num_tokens, self._background_size(job.computed))
         if job.request.scores_prompt and not job.answering:
@@ -163,8 +169,8 @@ class StepBuilder:
     def _background_size(self, cached: int) -> int:
         """Return the most tokens that a background request may compute in this step.
 
-        While clients' requests run, all background requests share BACKGROUND_CHUNKS chunks, because they lengthen every wait
-        for a token.
+        While a client's request runs, all background requests of a step together compute at most BACKGROUND_CHUNKS chunks,
+        because clients wait longer for each token meanwhile.
         """
         costs = self._tree.costs
         if self._has_client:
@@ -194,11 +200,11 @@ TRIES = 3  # failed steps after which a request counts as the cause; it runs alo
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What becomes of the running requests after a failed step, and of the waiting requests with generated tokens.
+    """What happens after a failed step to the running requests, and to waiting requests with generated tokens.
 
     failed: requests that cannot go on.
-    again: requests without a generated token, which run again from their start.
-    paused: requests that go on after their generated tokens, whose KV is computed again like a prompt's.
+    again: requests without generated tokens, which start again.
+    paused: requests that go on after their generated tokens. The KV of these tokens is computed again, like a prompt's.
     """
 
     failed: list[Job]
@@ -206,7 +212,7 @@ class Recovery:
     paused: list[Job]
 
     def add(self, job: Job, goes_on: Callable[[Job], bool]) -> None:
-        """Decide on a request.
+        """Put a request that was running into one of the three lists.
 
         goes_on: as in `Scheduler.recover`.
         """
@@ -230,14 +236,14 @@ class Scheduler:
     """Owns the waiting and the running requests. Not thread-safe: only the engine's thread calls it.
 
     similarity: see `affine_slot`.
-    batch_size: most tokens of a step.
-    prefill_budget, max_stall: see `PrefillBudget`.
+    batch_size: the most tokens of a step.
+    prefill_budget, max_stall: the arguments `size` and `max_stall` of `PrefillBudget`.
     idle_cells: see `Cells`.
     window: see `Queue`.
     index: the tree that prompts are matched against; None: `tree` itself.
-    strategies: make the strategies that are tried before `PlainKV`.
-    drafts: proposes drafts for requests that may have them.
-    max_rows: most rows of logits of a step.
+    strategies: functions that make the strategies to try before `PlainKV`.
+    drafts: proposes drafts for requests that may have them; None: no drafts.
+    max_rows: the most rows of logits of a step.
     """
 
     def __init__(
@@ -273,7 +279,7 @@ class Scheduler:
         self._late = LateStarts(self.budget, self.cells, self.counters, batch_size)
 
     def fetch_with(self, fetcher: Fetcher) -> None:
-        """Use a fetcher from now on: requests may wait for its records."""
+        """From now on, let requests wait for the records of a fetcher."""
         self.fetcher = fetcher
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -284,7 +290,7 @@ class Scheduler:
         return job
 
     def finish(self, job: Job) -> None:
-        """End a waiting or running request. Its KV stays in the tree, unless the request is not to be cached."""
+        """End a waiting or running request. Its KV stays in the tree, unless the request asks not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._release(job) if has_run else self.waiting.discard(job)
@@ -300,13 +306,13 @@ class Scheduler:
     def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
         """Return which of these waiting requests would start now.
 
-        lacking: the tokens that each request would have to compute.
+        lacking: for each waiting request, how many tokens it would have to compute.
         """
         may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
         return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
-        """Return the requests that were rejected since the last call, and why; they are finished."""
+        """Return the requests that were rejected since the last call, each with the cause. These requests are finished."""
         return self.waiting.take_rejected()
 
     @property
@@ -316,7 +322,7 @@ class Scheduler:
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Return the next step. It is empty if no request runs and none could be admitted."""
+        """Return the next step. It is empty if no request runs and no waiting request could be admitted."""
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
         started = self._admit()
@@ -333,13 +339,13 @@ class Scheduler:
         )
 
     def plan_idle_work(self) -> Plan | None:
-        """Return a step without spans: memory operations, such as the copy of one idle run; None if there are none."""
+        """Return a step for idle time: pending memory operations, and the copy of an idle run; None if there are none."""
         self.tree.copies.save_ahead()
         operations = self.tree.device.take_operations()
         return Plan(operations) if operations else None
 
     def read_ahead(self) -> bool:
-        """Let a draft model read a piece of an idle slot's history, for the next turn.
+        """Let a draft model read a piece of an idle slot's history, so that drafts of the next turn cost less.
 
         Return False if nothing is left to read.
         """
@@ -347,11 +353,11 @@ class Scheduler:
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Note the results of a plan.
+        """Note the results of a plan. Return the requests with a new token, and this token.
+
+        The caller decides whether a request is finished.
 
         sampled: one token for each span with `logits`, in order.
-
-        Return each request with a new token, and the token. The caller decides whether a request is finished.
         """
         progress = self.step.commit(plan, sampled)
         for job in self.step.staged:
@@ -365,7 +371,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells, because the runner had none for the plan's batch. Return False if no cell can be freed."""
+        """Free cells, after the runner found too few for the plan's batch. Return False if no cell can be freed."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -378,8 +384,9 @@ class Scheduler:
         Requests that can go on are put first in the queue. Operations that were not carried out are dropped. The caller must
         also clear the runner's memory.
 
-        keep: finished copies in host memory stay.
-        goes_on: returns whether a request has received all generated tokens that were chosen for it.
+        keep: whether finished copies in host memory stay.
+        goes_on: returns whether a request can go on after its generated tokens. It cannot if its sampler has chosen a token
+            that is not among them.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -400,7 +407,7 @@ class Scheduler:
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device.
 
-        keep: copies in host memory stay, if they can.
+        keep: whether copies in host memory stay. If this fails, they are dropped, too.
         """
         try:
             if keep:
@@ -418,9 +425,10 @@ class Scheduler:
         return StepBuilder(*parts, most_scored=self._most_scored, has_client=has_client)
 
     def _next_step(self) -> StepBuilder:
-        """Return a step: decode, then prefill with the remaining tokens. If both together cost more, they take turns.
+        """Return the next step: it decodes, and prefills with the rest of its tokens.
 
-        Requests with the same set of adapters share a step; the sets take turns.
+        If decode and prefill take less time in separate steps, such steps alternate. Only requests with the same set of LoRA
+        adapters share a step. The sets take turns.
         """
         last, in_turns = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         # A stream decodes, or a grammar has forced tokens on its answer, which are computed in steps with prompts.
@@ -443,7 +451,7 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its cells
 
     def _prefill_turn(self, adapters: str) -> StepBuilder:
-        """Return the step after a decode turn: the prompts of the same adapters, alone. It is empty if none waits."""
+        """Return the step after a decode turn: only prompts, with the same adapters. It is empty if no prompt waits."""
         step = self._new_step()
         prompts = [job for job in self.running if job.request.scope.adapters == adapters and job.phase is not Phase.DECODE]
         step.prefill(prompts, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, prompts)))
@@ -452,9 +460,9 @@ class Scheduler:
     # ---- admission and memory --------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Job]:
-        """Start waiting requests while a slot is idle and their prompts fit; return them.
+        """Start waiting requests while a slot is idle and their prompts fit. Return the requests that were started.
 
-        A request that may make steps fail runs alone, so that no other request fails with it. Before it starts, the running
+        A request that may make steps fail runs alone, so that no other request fails with it. Before it starts, all running
         requests are paused, and idle KV is copied to host memory.
         """
         started: list[Job] = []
@@ -491,7 +499,7 @@ class Scheduler:
         return started
 
     def _has_slot(self) -> bool:
-        """Return whether a slot is idle. A background request gives up its slot for a waiting request of a client."""
+        """Return whether a slot is idle. If need be, pause a background request for the waiting request of a client."""
         if not self.admits:
             return False
         for job in self.waiting if not all(one.request.kind.is_client for one in self.running) else ():
@@ -503,9 +511,9 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause the youngest background request for a client's request. Return False if there is none.
+        """Pause the youngest background request, so that a client's request can start. Return False if there is none.
 
-        slot: the slot of the request to pause; -1: any.
+        slot: pause only a request in this slot; -1: in any slot.
         """
         found = [one for one in self.running if not one.request.kind.is_client and slot in (-1, one.slot)]
         if not job.request.kind.is_client or not found:
@@ -514,18 +522,21 @@ class Scheduler:
         return True
 
     def _may_start(self, job: Job) -> bool:
-        """Return whether a slot is idle for a request, and it waits for no lower tier and no running prompt."""
+        """Return whether nothing but a lack of slots or cells keeps a request from starting.
+
+        It must not wait for a fetch, for running prompts (`LateStarts`), or for a certain slot that is busy.
+        """
         return job.phase is not Phase.FETCHING and job not in self._late and self.slots.may_take(job)
 
     def _strategy(self, request: Request, whole: Layout) -> Strategy:
-        """Return how a request reuses KV.
+        """Return the strategy by which a request reuses KV.
 
-        whole: the layout of its whole prompt.
+        whole: the layout of the request's whole prompt.
         """
         return next(one for one in self._strategies if one.takes(request, whole))
 
     def _start(self, job: Job) -> None:
-        """Run a request that has left the queue: give it the cached KV of its prompt, and a slot."""
+        """Start a request that has left the queue: give it the cached KV of its prompt, and a slot."""
         job.strategy.begin(job, self.waiting)
         self.fetcher.begins(job)
         job.strategy.pause_at(job, self.fetcher.next_pause(job))
@@ -537,17 +548,17 @@ class Scheduler:
         job.go_on()
 
     def _preempt(self) -> None:
-        """Stop the youngest request of the lowest priority and put it first in the queue: its stream only pauses.
+        """Pause the youngest request of the lowest priority, and put it first in the queue. Its stream goes on later.
 
-        It stays there until a running request ends. If it were admitted earlier, it would fit exactly and be preempted
-        again.
+        The request stays in the queue until a running request ends. If it were admitted earlier, it would just fit, and soon
+        be preempted again.
         """
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 
     def _pause(self, victim: Job, *, blocks: bool) -> None:
-        """Put a running request first in the queue.
+        """Pause a running request, and put it first in the queue.
 
-        blocks: as in `Queue.resume`, as long as other requests run.
+        blocks: as in `Queue.resume`. If no other request runs, the queue is not blocked.
         """
         self._release(victim)
         forget_uncached(self.tree, victim, self.running)
@@ -557,7 +568,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _release(self, job: Job) -> None:
-        """Take a request off its slot. Its KV stays in the tree as idle KV."""
+        """End a request's use of its slot and its sequence. Its KV stays in the tree as idle KV."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)
@@ -568,6 +579,6 @@ class Scheduler:
 
 
 def forget_uncached(tree: PrefixTree, job: Job, others: Iterable[Job]) -> None:
-    """Forget the KV of a request that is not to be cached, unless one of the `others` shares its scope."""
+    """Forget the KV of a request that asks not to be cached, unless one of `others` has the same scope."""
     if not job.request.cache and all(other.request.scope != job.request.scope for other in others):
         tree.forget(job.request.scope)

@@ -1,7 +1,7 @@
 """Scopes: only requests of one scope share KV.
 
-A shared scope is named by clients (`cache_scope`). A private scope belongs to one request, and none of its KV is kept. KV
-that was computed with LoRA adapters has a separate scope, even under the same name.
+Clients name a shared scope (`cache_scope`). A private scope belongs to one request, and none of its KV is kept. KV that was
+computed with LoRA adapters is in a separate scope, even if the scope's name is the same.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class Scope:
 
     @classmethod
     def shared(cls, name: str, adapters: str = "") -> Scope:
-        """Return a scope that clients name."""
+        """Return the shared scope with a name, and with the LoRA adapters that compute its KV."""
         return cls("shared", name, adapters)
 
     @classmethod
     def private(cls, request: int, adapters: str = "") -> Scope:
-        """Return the scope of one request, by its id."""
+        """Return the private scope of the request with this id."""
         return cls("private", str(request), adapters)
 
     @classmethod
     def read(cls, text: str) -> Scope:
-        """Return the shared scope that a text stands for; the inverse of `text`."""
+        """Return the shared scope with this `text`."""
         name, _, adapters = text.partition(SEPARATOR)
         return cls.shared(name, adapters)
 
     @property
     def text(self) -> str:
-        """A shared scope as text, in files."""
+        """The scope as text, as files contain it. Only for shared scopes."""
         return f"{self.name}{SEPARATOR}{self.adapters}" if self.adapters else self.name
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the scope's KV stays valid when the adapters are loaded again, in this process or a later one."""
+        """Whether the scope's KV is still valid after its adapters are loaded again, in this process or a later one."""
         return OF_PROCESS not in self.adapters
 
     @property
@@ -59,10 +59,10 @@ class Scope:
 
     @property
     def may_outlive(self) -> bool:
-        """Whether a later process could use its KV."""
+        """Whether a later process could use the scope's KV."""
         return self.is_shared and self.is_lasting
 
 
 def name_in(text: str) -> str:
-    """Return the name in a scope's text."""
+    """Return the name of a scope, from the scope's `text`."""
     return text.partition(SEPARATOR)[0]

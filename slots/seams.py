@@ -1,4 +1,4 @@
-"""The scheduler's view of drafts and of lower tiers: two protocols, and a stand-in for each."""
+"""What the scheduler needs from drafts and from lower tiers: a protocol for each, and a class that does nothing for each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ from .slot import Slot
 class Proposer(Protocol):
     """Proposes drafts: guesses at the next tokens of streams, which a step checks. Drafts never change an answer.
 
-    longest: most tokens of a draft.
-    model_seconds: the time that a draft model took in the last plan.
+    longest: the most tokens of a draft.
+    model_seconds: the seconds that a draft model took while the last step was planned.
     """
 
     longest: float
     model_seconds: float
 
     def propose(self, jobs: Sequence[Job], running: Sequence[Job], cells: Cells) -> Sequence[np.ndarray]:
-        """Return a draft (int32, maybe empty) for each of these decoding requests; an empty sequence if no draft pays."""
+        """Return a draft (int32, may be empty) for each of `jobs`, all of which decode. Return () if no draft pays.
+
+        running: all running requests.
+        """
         ...
 
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
-        """Free the cells of rejected tokens, and clear `checked`: the spans with drafts of the last step that ran."""
+        """Free the cells of rejected tokens, and clear `checked`.
+
+        checked: the spans with drafts of the last step that ran.
+        """
         ...
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -38,7 +44,7 @@ class Proposer(Protocol):
         ...
 
     def use_idle_time(self, slots: Iterable[tuple[Slot, int]]) -> bool:
-        """Spend a moment on drafts for the next turns of idle slots. Return False if nothing is left to do.
+        """Spend a moment on preparing drafts for the next turns of idle slots. Return False if nothing is left to do.
 
         slots: each slot with the number of cached tokens of its history.
         """
@@ -50,7 +56,7 @@ class Proposer(Protocol):
 
 
 class NoDrafts:
-    """Proposes nothing."""
+    """Proposes no drafts."""
 
     longest = model_seconds = 0.0
 
@@ -68,12 +74,12 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers into host memory. Some KV has to wait until its request's prefill reaches it."""
+    """Fetches KV from lower tiers into host memory. Fetched KV after a hole waits until its request's prefill reaches it."""
 
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted must wait for a fetch.
 
-        A fetch that is still due begins now.
+        If the request needs a fetch that has not begun, the fetch begins now.
         """
         ...
 
@@ -82,7 +88,7 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """Note that a request leaves the queue, so that it no longer waits for a fetch."""
+        """Note that a request leaves the queue and starts, so that it no longer waits for a fetch."""
         ...
 
     def ends(self, job: Job) -> None:
@@ -90,11 +96,11 @@ class Fetcher(Protocol):
         ...
 
     def next_pause(self, job: Job) -> int:
-        """Return the position where a running request pauses to take over fetched KV; 0: no fetched KV waits."""
+        """Return the position where a running request must pause to take over fetched KV; 0: it need not pause."""
         ...
 
     def take_over(self, job: Job) -> bool:
-        """Put the records that a running request has reached into host memory. Return whether there were any."""
+        """Put the records that a running request has reached into host memory. Return whether it has reached any."""
         ...
 
 

@@ -1,16 +1,21 @@
-"""Separate reading: each document is read after the prompt's prefix alone, then its KV is moved to its place.
+"""Separate reading: each document is read (computed) after the prompt's prefix alone. Then its KV is moved to its place.
 
 A request with separately read documents runs in stages. In each stage but the last, its prompt is the prefix and one
-document, whose KV is as exact as any other prompt's:
+document, so the KV of this document is as exact as that of any other prompt:
 
-    stage 1    | prefix | document 2 |                          computed and copied; then the request gives up its slot
-    stage 2    | prefix | document 3 |                          and goes on at the head of the queue
-    last       | prefix | document 1 | 2 | 3 | question |       1 was cached; 2 and 3 are moved to their places
+    stage 1    | prefix | document 2 |
+    stage 2    | prefix | document 3 |
+    last       | prefix | document 1 | document 2 | document 3 | question |
+
+In this example, document 1 was cached before. At the end of stages 1 and 2, the request keeps a copy of the document's KV,
+gives up its slot, and returns to the head of the queue. In the last stage, the KV of documents 2 and 3 is moved to their
+places.
 
 Documents are read one after the other, never together, because the bits of a token's KV depend on its cell.
 
-Every use of a document adds to the worth of its own KV, wherever that KV is moved to. The moved KV is worth little: it can
-be made again from the document's own KV at once, and only the tokens between and after documents have to be computed.
+Each use of a document raises the worth of the KV that was read after the prefix alone. The KV that was moved to a place in a
+prompt is worth little: it can be made again at once from the KV that was read. Only the tokens between and after the
+documents would have to be computed again.
 """
 
 from __future__ import annotations
@@ -39,10 +44,10 @@ from .strategy import PlainKV
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MovedDocument:
-    """A document at positions [start, stop) of a prompt, which is read after the prompt's prefix alone.
+    """A separately read document at positions [start, stop) of a prompt.
 
     id, key: as in `PlacedDocument`.
-    prefix (int32): the tokens up to the prompt's first document; all documents of a prompt share this array.
+    prefix (int32): the prompt's tokens before its first document. All documents of a prompt share this array.
     tokens (int32): the document's own tokens.
     """
 
@@ -56,24 +61,24 @@ class MovedDocument:
 
     @property
     def num_prefix(self) -> int:
-        """The number of tokens up to the prompt's first document."""
+        """The number of the prompt's tokens before its first document."""
         return len(self.prefix)
 
     @property
     def text(self) -> np.ndarray:
-        """The tokens (int32) of the text in which the document is read: the prefix and the document."""
+        """The tokens (int32) of the text in which the document is read: the prefix, then the document."""
         return np.concatenate((self.prefix, self.tokens))
 
     @property
     def distance(self) -> int:
-        """Positions from the place where the document was read to its place in the prompt."""
+        """How many positions the document's KV moves: from where the document is read to its place in the prompt."""
         return self.start - self.num_prefix
 
     @property
     def moves_from(self) -> int:
         """The first position of the prompt whose KV comes from the document's text.
 
-        It is 0 if the document was read in its place.
+        It is 0 if the document is read in its place, since the text's KV then includes the prompt's prefix.
         """
         return self.start if self.distance else 0
 
@@ -83,7 +88,7 @@ class MovedDocument:
         return self.moves_from - self.distance
 
     def runs(self, tree: PromptTree, scope: Scope) -> Iterator[tuple[Node, int, int]]:
-        """Yield the runs of a tree with parts of the document, each with the part's positions [start, stop) in `text`."""
+        """Yield the runs of a tree that have parts of the document, each with the positions of its part in `text`."""
         match = tree.match(scope, self.text)
         for node in reversed(path(match.node)):
             start, stop = max(node.start, self.needed_from), min(node.end, match.length)
@@ -91,7 +96,7 @@ class MovedDocument:
                 yield node, start, stop
 
     def cached_runs(self, tree: PromptTree, scope: Scope) -> list[tuple[Node, int, int]]:
-        """Return the `runs`, if all KV of the document is on the device or in host memory; else an empty list."""
+        """Return the `runs` if all KV of the document is on the device or in host memory, else an empty list."""
         at, runs = self.needed_from, list(self.runs(tree, scope))
         for node, start, stop in runs:
             if start != at or (node.copy is None and node.start + node.ready < stop):
@@ -106,11 +111,13 @@ class MovedDocument:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SeparateLayout(Layout):
-    """The layout of a prompt with separately read documents, whose tokens are marked; or of a stage that reads one document.
+    """The layout of a prompt with separately read documents, or of a stage that reads one of them.
+
+    In the whole prompt, the tokens of these documents are marked (`mark`).
 
     moved: the separately read documents; empty in a stage.
-    reads: in a stage, (index of the stage's document in the `moved` of the whole prompt, layout of the whole prompt); else
-        None.
+    reads: in a stage, the index of the stage's document in the `moved` of the whole prompt, and the layout of the whole
+        prompt; None if this is not a stage.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -126,19 +133,19 @@ class SeparateLayout(Layout):
 
     @property
     def texts(self) -> list[np.ndarray]:
-        """The moved documents' texts, and the prompt's tokens."""
+        """The texts of the moved documents, then the prompt (int32 tokens)."""
         return [*(document.text for document in self.moved), self.tokens]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """The documents' places for the tree; empty if documents are moved, since their KV here serves no other prompt."""
+        """The documents' places; empty if documents are moved, since other prompts cannot reuse them at these places."""
         return [] if self.moved else [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
         return ids_of(tokens) if self.moved else tokens
 
     def moved_at(self, position: int) -> int | None:
-        """Return the index in `moved` of the document whose KV is moved to a position; None if there is none."""
+        """Return the index in `moved` of the document whose KV is moved to `position`; None if no KV is moved there."""
         at = bisect_right(self.moved, position, key=attrgetter("moves_from")) - 1
         return at if at >= 0 and position < self.moved[at].stop else None
 
@@ -153,13 +160,13 @@ class SeparateLayout(Layout):
 
 
 def separate(layout: Layout) -> SeparateLayout:
-    """Return a layout, which must be one that `SeparateDocuments` serves."""
+    """Return a layout, which must be a `SeparateLayout`."""
     assert isinstance(layout, SeparateLayout)
     return layout
 
 
 def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
-    """Return the documents of a prompt that are moved to their places."""
+    """Return the documents of a prompt that are read separately and moved to their places."""
     return layout.moved if isinstance(layout, SeparateLayout) else ()
 
 
@@ -167,7 +174,7 @@ def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
 
 
 class KvPart(NamedTuple):
-    """A copy with a document's KV, or a part of it: positions [start, stop) of the text that the document was read in."""
+    """A part of a document's KV: positions [start, stop) of the text in which the document was read, in a copy."""
 
     copy: HostCopy
     start: int
@@ -176,12 +183,13 @@ class KvPart(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ReadDocuments(StrategyState):
-    """The documents that a request has read or found, by their index in its layout.
+    """The documents that a request has read, or has found in the cache. Documents are numbered as in `moved`.
 
-    pieces: the documents' KV, which the request keeps even if the cache evicts it.
-    num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed to read documents.
-    reached: the position up to which reuse was counted.
-    looked: the document at which the last search stopped; the documents before it were read or cached then.
+    pieces: the KV of each of these documents. The request keeps it even if the cache evicts it.
+    num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed in its stages.
+    reached: the position up to which reused tokens were counted.
+    looked: the number of the document at which the last search for a document to read stopped. At that time, all documents
+        before it were read or cached.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -195,11 +203,11 @@ class ReadDocuments(StrategyState):
         return bool(self.pieces)
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether the job has a copy of each document, since the cache may have lost its own by now."""
+        """Return whether the job itself has a copy of each document. The cache may have evicted its own copies by now."""
         return len(self.pieces) >= len(moved_in(layout))
 
     def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
-        """Count computed tokens at positions [start, stop) of the text that a document is read in."""
+        """Count tokens that were computed at positions [start, stop) of the text in which a document is read."""
         in_front = max(min(stop, num_prefix) - start, 0)
         self.num_prefix += in_front
         self.tokens[document] = self.tokens.get(document, 0) + stop - start - in_front
@@ -221,11 +229,11 @@ def read_by(job: Job) -> ReadDocuments:
 
 
 Run = tuple[Node, int, int]
-"""A run of the tree, and the positions [start, stop) of its tokens in a document's text."""
+"""A run of the tree, and the positions [start, stop) of its part of a document in the document's text."""
 
 
 class SeparateDocuments(PlainKV):
-    """Moves documents to their places. Like any prompt, stages and the tokens between documents reuse KV of the tree."""
+    """Moves documents to their places. Stages, and tokens between documents, reuse KV of the tree as usual."""
 
     def takes(self, request: Request, whole: Layout) -> bool:
         return bool(moved_in(whole))
@@ -272,9 +280,9 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Note a computed span of a document.
+        """Note a computed span of a document. Return whether the document is now read, which ends the stage.
 
-        Once the document is read, keep a copy of its KV, whatever the cache evicts.
+        The request keeps a copy of the document's KV, so that the cache may evict it.
         """
         if not job.is_reading:
             return False
@@ -289,9 +297,9 @@ class SeparateDocuments(PlainKV):
         return True
 
     def _keep_moved(self, job: Job) -> None:
-        """Keep copies of the documents that a request is to move and need not read, and count their use.
+        """Keep copies of the documents that a request has found in the cache, and count the request's use of them.
 
-        This happens in the first stage: documents that the request reads later may evict them.
+        This is done at the start of the first stage, because reading documents may evict others from the cache.
         """
         readings, scope = read_by(job), job.request.scope
         if job.is_reading and readings.tokens:
@@ -307,7 +315,7 @@ class SeparateDocuments(PlainKV):
         assert job.is_reading or len(pieces) == len(whole.moved)
 
     def _count_use(self, job: Job, whole: SeparateLayout, found: Mapping[int, list[Run]]) -> None:
-        """Count a request's use of documents that it has found, except documents of an earlier turn; compare `count_use`."""
+        """Count a request's use of documents in the cache, without documents of an earlier turn. Compare `count_use`."""
         if not found:
             return
         match = self._tree.match(job.request.scope, whole.tokens)
@@ -317,10 +325,10 @@ class SeparateDocuments(PlainKV):
         self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
-        """Give the path after the prefix a worth that grows with the share of it that was computed and not moved.
+        """Set the worth of the path after the prefix, by the share of its tokens that were computed and not moved.
 
-        The time that reuse of the path saves grows with that share. The share is squared, because the path serves its own
-        chat alone, while documents serve all chats.
+        Reusing the path saves more time the larger this share is. The share is squared, because the path serves only its own
+        chat, while documents serve all chats.
         """
         if job.is_reading:
             return
@@ -336,16 +344,17 @@ class SeparateDocuments(PlainKV):
             self._tree.price(node)
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """Restore all KV that follows the job's own, copies and documents in turn."""
+        """Restore the KV that follows the job's own KV: copies of runs, and documents, in the order of the prompt."""
         while True:
             super()._restore(job, num_cells)
             if not self._place(job, num_cells):
                 return
 
     def _place(self, job: Job, num_cells: int) -> bool:
-        """Move the documents that follow the job's KV to their places, if cells are free. Return False if none was moved.
+        """Move the documents that directly follow the job's KV to their places, as far as cells can be freed.
 
-        All adjacent documents are moved at once, since each change of a path walks the whole path.
+        Return False if no document was moved. Adjacent documents are moved together, since each change of a path walks the
+        whole path.
         """
         sequence, layout, device = job.sequence, separate(job.layout), self._tree.device
         assert sequence is not None
@@ -365,22 +374,22 @@ class SeparateDocuments(PlainKV):
         return reached > start
 
     def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """Count reused tokens, except in a stage, and except KV that the request computed to read its documents."""
+        """Count reused tokens. Tokens of a stage do not count, nor do tokens that the request has computed in its stages."""
         if job.is_reading:
             return
         self._count_reused(job, source, start, start + tokens)
 
     def _count_moved(self, job: Job, at: int, start: int) -> None:
-        """Count the document with index `at`, whose KV was moved to its place from position `start` on."""
+        """Count the reuse of document number `at`, whose KV was moved to the prompt from position `start` on."""
         stop = separate(job.layout).moved[at].stop
         if job.request.cache:  # otherwise the request has computed this KV itself
             self._count_reused(job, Source.MOVED, start, stop)
         read_by(job).reached = stop
 
     def _count_reused(self, job: Job, source: str, start: int, stop: int) -> None:
-        """Count positions [start, stop), without the tokens that the request computed to read its documents.
+        """Count positions [start, stop) as reused, without tokens that the request has computed in its stages.
 
-        The tokens left out are the last ones of each document that it read, and of the prefix.
+        These are the last tokens of the prefix, and the last tokens of each document that was read.
         """
         readings, moved = read_by(job), moved_in(job.layout)
         start, readings.reached = max(start, readings.reached), max(stop, readings.reached)
@@ -397,7 +406,7 @@ class SeparateDocuments(PlainKV):
 
 
 def num_kept(jobs: Iterable[Job]) -> int:
-    """Return how many tokens are in copies that requests keep and host memory does not have."""
+    """Return how many tokens are in copies that only requests keep, and that are not part of host memory."""
     states = (one.strategy_state for one in jobs)
     read = (state.pieces.values() for state in states if isinstance(state, ReadDocuments))
     pieces = (piece for each in read for pieces in each for piece in pieces)
@@ -410,7 +419,7 @@ def _piece(run: Run) -> KvPart | None:
 
 
 def _copied(tree: PrefixTree, run: Run) -> KvPart:
-    """Return a copy of a document's KV in a run. If host memory has none, the next plan makes it."""
+    """Return the part of a document's KV that a run has, in a copy. If there is no copy, the next plan makes one."""
     node, start, stop = run
     return KvPart(_copy(tree, node), start, stop)
 
@@ -425,14 +434,14 @@ def _copy(tree: PrefixTree, node: Node) -> HostCopy:
 
 
 def _reads(job: Job) -> tuple[int, SeparateLayout]:
-    """Return the index of the document that a job reads in its stage, and the whole prompt."""
+    """Return the number of the document that a job reads in its stage, and the layout of the whole prompt."""
     reads = separate(job.layout).reads
     assert reads is not None
     return reads
 
 
 def _stage(whole: SeparateLayout, at: int) -> SeparateLayout:
-    """Return the layout of a stage: the prefix and one document."""
+    """Return the layout of the stage that reads document number `at`: the prefix, then the document."""
     document = whole.moved[at]
     num_prefix, text = document.num_prefix, document.text
     segments = tuple(segment for segment in whole.segments if segment.stop <= num_prefix)

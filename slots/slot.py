@@ -1,4 +1,4 @@
-"""The slots in which requests run, and what each slot ran last."""
+"""The slots in which requests run, and the last request of each slot."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SIMILARITY = 0.1
 
 @dataclass(slots=True)
 class Slot:
-    """The place of one running request.
+    """A place in which one request runs at a time. It remembers the last client's request that has ended in it.
 
-    last: the id of the last client request in the slot; -1 before the first.
-    scope, history (int32): the scope and the tokens of that request; empty if its KV was not kept.
+    last: the id of that last request; -1: none yet.
+    scope, history (int32): its scope, and its tokens with KV; empty if its KV was not kept.
     num_prompt: how many tokens of the history are its prompt.
-    prefix_cache_tokens, prefix_cache_ratio: how many of its prompt tokens were not computed, and their share of the prompt.
-    ahead (int32): the tokens of the next turn that have been prefilled since.
+    prefix_cache_tokens, prefix_cache_ratio: how many tokens of its prompt were not computed, and their share of the prompt.
+    ahead (int32): the tokens of a background request that has prefilled its next turn since.
 
     Other background requests, and stages that read a document, change none of these fields.
     """
@@ -49,14 +49,14 @@ class Slot:
     def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
         """Replace the history.
 
-        num_prompt: the tokens of the prompt, of which the history may have fewer.
+        num_prompt: the number of tokens of the prompt. The history may have fewer.
         """
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
         self.prefix_cache_tokens, self.prefix_cache_ratio = 0, 0.0
 
     def num_shared(self, job: Job) -> int:
-        """Return the length of the common prefix of the slot's history and a request's tokens."""
+        """Return the length of the common prefix of the slot's history and a request's tokens; 0 if the scopes differ."""
         return common_prefix(self.history, job.tokens[: job.num_tokens]) if self.scope == job.request.index_scope else 0
 
 
@@ -85,13 +85,13 @@ class Slots:
         return any(slot.job is None for slot in self._slots)
 
     def may_take(self, job: Job) -> bool:
-        """Return whether the slot that a request wants is idle."""
+        """Return whether the slot that a request wants is idle, or the request wants no certain slot."""
         return job.request.wanted_slot < 0 or self._slots[job.request.wanted_slot].job is None
 
     def take(self, job: Job, sequence_id: int) -> None:
         """Give a request an idle slot: the slot that it wants, else `affine_slot`, else the least recently used slot.
 
-        sequence_id: the id of the request's sequence, which may be new even if the request continues the slot's history.
+        sequence_id: the id of the request's sequence. It may be new even if the request continues the slot's history.
         """
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
         slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
@@ -106,7 +106,7 @@ class Slots:
         slot.sequence_id, slot.last_use = sequence_id, self._clock
 
     def release(self, job: Job) -> None:
-        """Take a request off its slot. The slot remembers a client's prompt, but no document that was read for it."""
+        """Free the slot of a request. The slot remembers the request if a client sent it, but not a stage of it."""
         slot = self._slots[job.slot]
         slot.job = None
         if job.is_reading:
@@ -122,22 +122,25 @@ class Slots:
         slot.prefix_cache_tokens, slot.prefix_cache_ratio = cached, prefix_cache_ratio(cached, job.num_prompt)
 
     def _followed(self, job: Job) -> Slot | None:
-        """Return the slot of the request whose next turn `job` prefills, if the slot still remembers that request.
+        """Return the slot that remembers the request whose next turn `job` prefills; None if no slot does.
 
-        After a pause the request may have gone on in another slot; the most recently used one is returned.
+        If that request was paused and went on in another slot, several slots remember it. The most recently used slot is
+        returned.
         """
         slots = (slot for slot in self._slots if slot.last == job.request.follows)
         return max(slots, key=lambda slot: slot.last_use, default=None)
 
 
 def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | None:
-    """Return the slot whose history has the longest common prefix with a request's prompt (ADR 007); None: none qualifies.
+    """Return the idle slot whose history has the longest common prefix with a request's prompt (ADR 007).
 
-    A slot whose whole last prompt is continued comes first, even if its answer differs: in the next turn the answer may lack
-    its reasoning, or have other tokens for the same text. Otherwise the common prefix must be at least `similarity` of the
-    prompt (0: no slot qualifies). After the opening that new chats share, the common prefix must also have at least half of
-    the rest of the slot's prompt. Without this rule, two chats with only a system text in common would keep taking each
-    other's slot.
+    If a slot's whole last prompt is a prefix of the request's prompt, only such slots are considered. The slot's answer need
+    not be part of the prefix: in the next turn, the answer may lack its reasoning, or have other tokens for the same text.
+
+    If there is no such slot, the common prefix must be at least `similarity` of the request's prompt; with a similarity of 0
+    no slot qualifies. It must also contain at least half of the slot's last prompt, not counting the opening that new chats
+    share. Without this rule, two chats that share only a system text would keep taking each other's slot. The result is None
+    if no slot qualifies.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -155,18 +158,18 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 class Histories:
     """Saves, restores and erases the histories of idle slots, between two steps.
 
-    carry_out: performs at once the operations that wait for the next plan. If it raises, the state of memory is unknown, and
-        only `Scheduler.recover` repairs that.
+    carry_out: performs the pending operations at once instead of with the next plan. If it raises, the content of the
+        device's memory is unknown until `Scheduler.recover` is called.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:
         self._device, self._index, self._carry_out = device, index, carry_out
 
     def save(self, slot: Slot) -> list[Record]:
-        """Return the records of a slot's history as far as it has KV. Each record begins where the previous one ends.
+        """Return a slot's history as records, as far as it has KV. Each record begins where the previous one ends.
 
-        Runs without a copy get a copy outside host memory's budget, because making room in it could evict the runs before
-        them. Without a budget nothing can be copied, and the list is empty.
+        Runs without a copy are copied outside host memory's budget, because making room in the budget could evict the runs
+        before them. If the budget is 0, nothing can be copied, and the list is empty.
         """
         index = self._index
         if not index.host.max_bytes:
@@ -181,7 +184,7 @@ class Histories:
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
     def remember(self, slot: Slot, scope: Scope, tokens: np.ndarray) -> int:
-        """Make these tokens a slot's history, as far as they are cached. Return the number of cached tokens."""
+        """Make the cached prefix of `tokens` a slot's history. Return the length of this prefix."""
         runs = self._index.usable_runs(scope, tokens)
         length = runs[-1][1] if runs else 0
         slot.remember(scope, tokens[:length], length)
@@ -190,7 +193,7 @@ class Histories:
     def erase(self, slot: Slot) -> int:
         """Forget the KV of a slot's history and of its prefilled next turn, except runs that other prompts need.
 
-        Return the number of tokens.
+        Return the number of forgotten tokens.
         """
         return sum(self._discard(slot.scope, tokens) for tokens in (slot.ahead, slot.history))
 

@@ -1,10 +1,11 @@
-"""Snapshots, for models that cannot be cut at a prefix (recurrent and hybrid ones): states after prompts, over runs of KV.
+"""Snapshots: saved states of recurrent and hybrid models, whose state cannot be cut at a prefix.
 
 A recurrent state stands for exactly the tokens that led to it, so only a prompt that starts with all of these tokens can use
-it. The KV of a hybrid's attention layers can be cut, so it is kept run by run, each run once, and a state is a small record
-at the end of a run. States are taken where a later prompt may diverge from this one: at the ends of documents, questions and
-answers, and where an earlier prompt has diverged. A prompt continues from the deepest state of its prefix: the state and the
-runs before it are restored to the prompt's sequence. llama-server keeps whole states, and calls them context checkpoints.
+it. The KV of a hybrid model's attention layers can be cut. So this KV is kept run by run, each run only once, and a state is
+a small object at the end of a run. States are taken where later prompts are likely to diverge: at the ends of documents,
+questions and answers, and where an earlier prompt has diverged. A prompt continues from the deepest state of its prefix:
+this state and the runs before it are restored to the prompt's sequence. llama-server's context checkpoints are similar, but
+each of them contains the whole state.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ UNUSED = 64  # states inside prompts that wait for a second prompt; this many mo
 class SnapshotState(StrategyState):
     """The snapshots of a job.
 
-    stops: the positions where its prefill pauses for a snapshot.
-    taken: the run with its last snapshot, even if the snapshot is gone.
+    stops: the positions where the job's prefill pauses for a snapshot.
+    taken: the run at whose end the job's last snapshot was taken, even if this snapshot is gone.
     """
 
     stops: tuple[int, ...] = ()
     taken: Node | None = None
 
     def forget_unmade(self) -> None:
-        """Forget the run of the last snapshot. It may no longer be in the tree, and nothing in the run would show that."""
+        """Forget the run of the last snapshot, which may no longer be in the tree."""
         self.taken = None
 
 
 def state_of(job: Job) -> SnapshotState:
-    """Return the stops and the last snapshot of a job."""
+    """Return the `SnapshotState` of a job."""
     if not isinstance(job.strategy_state, SnapshotState):
         job.strategy_state = SnapshotState()
     return job.strategy_state
 
 
 class Snapshots(StateTree):
-    """Takes states of running requests and restores them.
+    """Takes states of running requests, and restores them.
 
     tree: the prefix tree, which has the sequences.
-    host: host memory; without a budget it takes no states.
+    host: host memory. If its budget is 0, no states are kept.
     spacing: the fewest tokens between two states of a prompt, except before its end.
-    unused: how many states inside prompts may wait for a second prompt; more, if such states were dropped and had to be
-        taken again.
+    unused: how many states inside prompts are kept until a second prompt uses them. The number is raised when such a state
+        was dropped and had to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -69,17 +70,17 @@ class Snapshots(StateTree):
         self._tree, self._spacing, self._most_unused = tree, max(spacing, tree.recompute_last), unused
 
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
-        """Return the positions of states to take while the rest of a prompt is computed, well apart.
+        """Return the positions at which to take states while the rest of a prompt is computed.
 
-        These positions are ends of its segments, and the position where an earlier prompt ended or continued with other
-        tokens.
+        They are ends of the prompt's segments, and the position where an earlier prompt ended or diverged. Positions close
+        to another one are left out.
 
-        A state after a short last question needs one more batch, for the few tokens that open the answer. Usually this batch
-        is not worth its time: the next turn continues from the state after the answer, and other questions diverge from this
-        one at its start. It is worth its time if answers come back changed in the next turn, if no answer follows, or if
+        A state after a short last question takes one more batch, for the few tokens of the prompt that follow the question.
+        Usually this does not pay: the next turn continues from the state after the answer, and other questions diverge at
+        the start of this one. It pays if the next turn contains the answer in a changed form, if no answer follows, or if
         another request may wait for the same prompt.
 
-        A client's breakpoint gets a state, unless fewer than `recompute_last` tokens follow it before the next
+        A state is taken at each breakpoint of the client, unless fewer than `recompute_last` tokens follow before the next
         breakpoint or the prompt's end.
         """
         last, least = job.num_prompt - self._tree.recompute_last, job.computed + self._spacing
@@ -99,10 +100,11 @@ class Snapshots(StateTree):
         return self._with_branch(job, chosen[::-1], marked, waiting)
 
     def _with_branch(self, job: Job, stops: list[int], marked: set[int], waiting: Iterable[Job]) -> tuple[int, ...]:
-        """Return stops, with the position up to which an earlier prompt had the same tokens, if no state is close to it.
+        """Add the position up to which an earlier prompt had the same tokens to `stops`, unless a state is close to it.
 
-        A prefix that has come twice is likely to come again: so Marconi admits states (Pan et al. 2024). If the whole prompt
-        has come, or waits for another answer, the state is taken before the last tokens, which are always computed.
+        A prefix that was sent twice is likely to be sent again. Marconi admits states for this reason (Pan et al. 2024). If
+        the whole prompt was sent before, or waits for another answer, the state is taken before the last tokens of the
+        prompt, which are always computed.
         """
         is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
         known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length
@@ -115,14 +117,14 @@ class Snapshots(StateTree):
         return (*(stop for stop in stops if stop < at), at, *further)
 
     def strategy(self, tree: PrefixTree, cells: Cells, counters: Counters) -> FromSnapshots:
-        """Return how requests reuse snapshots: see `Scheduler`."""
+        """Return the strategy by which requests reuse snapshots: see `Scheduler`."""
         return FromSnapshots(tree, cells, counters, self)
 
     def load(self, job: Job) -> tuple[str, int]:
-        """Restore the deepest state of a prompt's prefix to the request's sequence, with the runs before it.
+        """Restore the deepest state of a prompt's prefix, and the runs before this state, to the request's sequence.
 
-        Return the state's origin, and how many tokens it adds to the sequence. Nothing after the prompt is restored: the
-        tokens of an answer are the request's own, even if a grammar forces several of them at once.
+        Return the state's origin, and how many tokens the sequence gains. No state inside the answer is restored: the tokens
+        of an answer are private, even if a grammar forces several of them at once.
         """
         assert job.sequence is not None
         begin = job.sequence.length
@@ -141,7 +143,7 @@ class Snapshots(StateTree):
         return source, node.end - begin
 
     def take(self, job: Job) -> None:
-        """Keep the current state of a request's sequence, and the runs up to it, if an empty budget could hold them."""
+        """Save the current state of a request's sequence, and the runs before it, if an empty budget could hold them."""
         assert job.sequence is not None
         scope, tokens = job.request.snapshot_scope, job.tokens[: job.computed]
         if scope is None or not len(tokens) or not self.host.could_hold(len(tokens)):
@@ -173,9 +175,9 @@ class Snapshots(StateTree):
         self.make_room(node)
 
     def pays(self, job: Job) -> bool:
-        """Return whether it takes less time to save a request's tokens since its last state than to compute them again.
+        """Return whether saving a request's tokens since its last state takes less time than computing them again.
 
-        See `Copies.pays`: the cells of an answer that was computed in steps with other requests are copied one by one.
+        If an answer was computed in steps with other requests, its cells are copied one by one: see `Copies.pays`.
         """
         assert job.sequence is not None
         price = self._tree.device.stretches.of(job.sequence) * self.costs.scattered_tokens
@@ -188,15 +190,15 @@ class Snapshots(StateTree):
         return is_worth_it
 
     def _known(self, job: Job, length: int) -> Node | None:
-        """Return the run of a request's last snapshot, if it is kept and among its first `length` tokens.
+        """Return the run of a request's last snapshot, if the run is still there and ends within the first `length` tokens.
 
-        A search from there does not walk all segments of the prompt again.
+        A search that begins at this run need not walk the whole prompt again.
         """
         node = state_of(job).taken
         return node if node is not None and node.copy is not None and node.end <= length else None
 
     def _count_use(self, node: Node, job: Job) -> None:
-        """Count a request's use of a state. The next turn of a conversation, or a prefill for it, does not count again."""
+        """Count a request's use of a state. The next turn of the same conversation, or a prefill for it, does not count."""
         self._clock += 1
         for run in path(node):
             run.note_session(job.request.session)
@@ -208,12 +210,14 @@ class Snapshots(StateTree):
         self.price(node)
 
     def _thin_out(self, node: Node, job: Job) -> None:
-        """Forget states that no second prompt has used and that are worth little now that there is a new state.
+        """Forget states that no second prompt has used, and that are worth little after a new state was taken.
 
-        The last two turns of a chat keep their states: the next turn continues from the last state, and another last
-        question continues from the state before it. A prefill ahead of a turn replaces the state at the answer's end,
-        because every next turn passes that state. States inside a prompt wait for a second prompt, which comes soon or not
-        at all.
+        node: the node with the new state.
+
+        The last two turns of a chat keep their states: the next turn continues from the last state, and another version of
+        the last question continues from the state before it. A prefill of the next turn replaces the state at the answer's
+        end, because every next turn has the prefilled tokens. A state inside a prompt is kept for some time, since a second
+        prompt uses it soon or not at all.
         """
         states = (one for one in upward(node) if one is not node and one.state is not None)
         if (above := next(states, None)) is None:
@@ -227,10 +231,12 @@ class Snapshots(StateTree):
             self._pass_over(above, states)
 
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
-        """Forget the state of a turn that two later turns have passed, if the gap stays small; else lower its worth.
+        """After two later turns of a chat, forget the state of a turn, or lower its worth.
+
+        The state is forgotten if that leaves only a small gap between the states before and after it.
 
         last: the state of the next turn.
-        states: the states before `last`, the nearest first.
+        states: the states before `last`, nearest first.
         """
         below = last
         for node in states:
@@ -249,7 +255,7 @@ class Snapshots(StateTree):
             self.revalue(node)
 
     def _wait_for_second(self, node: Node) -> None:
-        """Let a state inside a prompt wait for a second prompt. If too many states wait, the oldest ones are forgotten."""
+        """Keep a state inside a prompt until a second prompt uses it. If too many states wait, forget the oldest ones."""
         if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None
@@ -262,25 +268,25 @@ class Snapshots(StateTree):
 
 
 def _is_passed(node: Node) -> bool:
-    """Return whether a state has served only the prompt that continued from it."""
+    """Return whether only one prompt has continued from a state, and nothing else speaks for keeping the state."""
     return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 
 def _is_passed_by(job: Job, waiting: Iterable[Job]) -> bool:
-    """Return whether later prompts are likely to continue only from the answer, not from the last question."""
+    """Return whether later prompts are likely to continue from the answer only, and not from the last question."""
     is_alone = not any(other.request.shares_with(job.request) for other in waiting)
     return job.request.limit > 1 and is_alone and not _repeats_an_answer(job)
 
 
 def _repeats_an_answer(job: Job) -> bool:
-    """Return whether a prompt computes the answer before its last question again, as when a template drops reasoning."""
+    """Return whether a prompt has to compute the previous answer again, for example because its reasoning was dropped."""
     stops, documents = job.layout.stops, {document.stop for document in job.layout.documents}
     later = [stop for stop in stops if job.computed < stop < job.num_prompt]
     return job.computed in stops and not documents.issuperset(later[:-1])
 
 
 class FromSnapshots(PlainKV):
-    """The strategy for models that cannot be cut at a prefix: all reuse is by recurrent states and the runs before them."""
+    """The strategy for models that cannot be cut at a prefix: requests reuse states and the runs before them."""
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
         super().__init__(tree, cells, counters)
@@ -301,9 +307,9 @@ class FromSnapshots(PlainKV):
         self._load(job, num_cells + job.num_tokens - job.computed)
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Pause at a position.
+        """Let the job's prefill pause at position `at`; 0: do not pause.
 
-        Drop stops that are fewer than `recompute_last` tokens from it or from the computed tokens.
+        Drop stops that are fewer than `recompute_last` tokens away from `at` or from the job's current position.
         """
         state = state_of(job)
         state.pause = at
@@ -329,7 +335,7 @@ class FromSnapshots(PlainKV):
         super().release(job)
 
     def _load(self, job: Job, num_cells: int) -> None:
-        """Continue from the deepest state of the prompt, if `num_cells` cells are free."""
+        """Let the job continue from the deepest state of its prompt, if `num_cells` cells can be freed."""
         if self._cells.reserve(num_cells):
             source, gained = self._snapshots.load(job)
             if gained:

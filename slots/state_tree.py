@@ -1,12 +1,13 @@
 """The tree of runs and recurrent states in host memory, for models that cannot be cut at a prefix.
 
-    runs       |-- instructions --|-- document --|-- question and answer --|      each run after the run before it
+    runs       |-- instructions --|-- document --|-- question and answer --|
     states                        S              S                         S
                                                  |-- another question --|
                                                                         S
 
-Every leaf has a state, since a run is useless without a state at its end or after it. The state that saves the least time
-for each of its bytes is evicted first, together with the runs that no other state needs.
+In this example, two runs follow the document. S is a state at the end of a run. Every leaf has a state, since a run is
+useless if there is no state at its end or after it. The state that saves the least time per byte is evicted before all other
+states, together with the runs that no other state needs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PASSED = 1 / 8  # share of its worth that the state of an earlier turn keeps: on
 
 
 class StateTree(PromptTree):
-    """A node is a run with a copy in host memory, and may have a state at its end."""
+    """A tree whose nodes are runs with copies in host memory. A node may also have a state at its end."""
 
     def __init__(self, costs: Costs, host: HostMemory, profile: Profile) -> None:
         super().__init__(costs, host, profile)
@@ -46,20 +47,20 @@ class StateTree(PromptTree):
         return max(ends, default=origin.end) - origin.end
 
     def of(self, scope: Scope) -> list[Node]:
-        """Return the nodes of a scope with a state at their end."""
+        """Return the nodes of a scope that have a state at their end."""
         return [node for node in descendants(self.roots[scope]) if node.state] if scope in self.roots else []
 
     def along(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Iterator[Node]:
-        """Return the nodes with states on the path of these tokens, the deepest node first.
+        """Return the nodes with states on the path of these tokens, deepest node first.
 
-        known: a node on the path; the search begins there.
+        known: a node that is known to be on the path, so that the search can begin there.
         """
         match = self.match_from(known, tokens[known.end :]) if known is not None else self.match(scope, tokens)
         stop = match.length + (known.end if known is not None else 0)
         return (node for node in upward(match.node) if node.state is not None and node.end <= stop)
 
     def longest(self, scope: Scope | None, tokens: np.ndarray, known: Node | None = None) -> Node | None:
-        """Return the node with the deepest state on the path of these tokens."""
+        """Return the deepest node with a state on the path of these tokens. The arguments are as in `along`."""
         return next(self.along(scope, tokens, known), None)
 
     def usable_runs(self, scope: Scope | None, tokens: np.ndarray) -> list[tuple[Node, int]]:
@@ -77,9 +78,9 @@ class StateTree(PromptTree):
         return sum(self.forget(node) for node in nodes if not node.children)
 
     def void(self) -> None:
-        """Forget states and runs whose copies were never made, and all runs after them.
+        """Forget states and runs whose copies were never made, and all runs after such runs.
 
-        A run after them may have a copy, if a fetched record has put it there.
+        A later run may have a copy all the same, from a fetched record.
         """
         lost = set(self.without_copy())
         for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
@@ -92,7 +93,7 @@ class StateTree(PromptTree):
         self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
-        """Drop the state at the end of a node, and the runs that no other state needs. Return the number of their tokens."""
+        """Drop a node's state, and the runs that no other state needs. Return the number of tokens of these runs."""
         self.host.release_state(node)
         self.unused.pop(node, None)
         self.passed.discard(node)
@@ -106,9 +107,10 @@ class StateTree(PromptTree):
         return num_tokens
 
     def lose(self, node: Node) -> int:
-        """Forget a state, unless it saves more time now than when it was last priced. Then it stays, with a new price.
+        """Forget the state of a node. Return the number of tokens of the runs that were forgotten with it.
 
-        A state saves more once the state before it is forgotten.
+        If the state saves much more time now than when it was last priced, it stays, with a new price, and the result is 0.
+        This happens when the state before it has been forgotten.
         """
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
@@ -116,11 +118,11 @@ class StateTree(PromptTree):
         return self.forget(node)
 
     def revalue(self, node: Node) -> None:
-        """Set the priority of a state that is not used now, but whose worth has changed."""
+        """Set the priority of a state whose worth has changed, although it was not used."""
         self.host.revalue(node, self._token_cost(node))
 
     def price(self, node: Node, *, is_used: bool = True) -> None:
-        """Set the priority of a state that is used or new: the time that it saves for each byte that its eviction frees."""
+        """Set the priority of a state that is new or has just been used, by the time that it saves per byte."""
         self.aged.discard(node)
         if not self.host.may_evict(node):
             return  # a run that states need is evicted with them
@@ -129,7 +131,7 @@ class StateTree(PromptTree):
         self.host.touch(node)
 
     def _token_cost(self, node: Node) -> float:
-        """Return the time that a state saves beyond the state before it, for each byte that its eviction frees."""
+        """Return how much more time a state saves than the state before it, per byte that its eviction would free."""
         above = node.parent
         while above is not None and above.parent is not None and above.state is None:
             above = above.parent
@@ -140,7 +142,10 @@ class StateTree(PromptTree):
         return share * self.profile.cost(begin, length) * length / max(size, 1)
 
     def make_room(self, node: Node) -> None:
-        """Evict states until the budget has room. `node` is new, or used now, and stays."""
+        """Evict states until the budget has room for the state of `node`, which is new or has just been used.
+
+        If that is impossible, the state of `node` is forgotten.
+        """
         self._clock += 1
         node.host_priority = np.inf
         if self.host.make_room(node):

@@ -1,4 +1,4 @@
-"""The usual way in which a request gets KV that it need not compute: from runs of the prefix tree."""
+"""The usual strategy: a request reuses KV from the runs of the prefix tree."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from .reuse import Source
 
 
 class PlainKV:
-    """Claims a prompt's KV in the tree, restores copies from host memory, and shares KV that other requests compute
-    meanwhile.
+    """Claims a prompt's KV in the tree, restores copies, and shares KV that other requests compute in the meantime.
 
-    Other strategies override some of its methods.
+    Other strategies override some of these methods.
     """
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters) -> None:
@@ -85,7 +84,7 @@ class PlainKV:
         )
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """Restore the copies that follow the job's KV, if more cells are free for them than the step's `num_cells`."""
+        """Restore the copies that follow the job's KV, if cells for them can be freed besides the step's `num_cells`."""
         assert job.sequence is not None
         copies = self._tree.copies
         if (needed := copies.restorable(job.sequence)) and self._cells.reserve(num_cells + needed):
@@ -95,5 +94,5 @@ class PlainKV:
                 at += tokens
 
     def _count(self, job: Job, source: str, start: int, tokens: int) -> None:
-        """Count tokens from position `start` on that need not be computed."""
+        """Count `tokens` tokens from position `start` on as reused."""
         self._counters.count_cached(job, source, start, tokens)

@@ -1,26 +1,27 @@
 """Swap: while a step computes a prompt, the KV of other requests is in host memory. It comes back after the step.
 
-Attention passes over all cells in use. On the CPU a cell that no token of the step sees costs an eighth to a quarter of a
-seen cell (the kernel works on tiles of cells, which may belong to several requests). Moving a cell out and back takes as
-long as passing over it for some tens of tokens, and a step computes hundreds of tokens.
+Attention passes over all cells in use. On the CPU, a cell that no token of the step sees takes an eighth to a quarter of the
+time of a cell that is seen, because the kernel works on tiles of cells, which may belong to several requests. Moving a cell
+out and back takes as long as passing over it for some tens of tokens, and a step computes hundreds of tokens.
 
 The owners of the cells, when a step computes for A while B and C run:
 
     before            | B | A and B | C | A | free ...
-    during            | A and B | A | new tokens of A | free ...      B and C: in host memory
+    during            | A and B | A | new tokens of A | free ...
     after             | A and B | A | new tokens of A | B | C | ...
-    next step for A   | A and B | A | new tokens of A | free ...      A is in place, so only B and C move
+    next step for A   | A and B | A | new tokens of A | free ...
 
-The first swap for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first cells.
-A run stays on the device if A's sequence holds it, even if B's sequence holds it, too. Sequences, pins and counts do not
-change: for the tree nothing has moved.
+During a step for A, KV that A does not need is in host memory. Runs that A shares with B are on the device. The first swap
+for A empties the pool: all KV is copied to host memory, and then A's KV is copied back into the first cells. In A's next
+step, A's KV is in place already, so only the KV of B and C moves. Sequences, pins and counts do not change: for the tree
+nothing has moved.
 
-llama.cpp also passes over free cells, up to the highest cell in use. Once the KV of B and C is evicted, A's cells follow
-free cells. Then a swap moves A's KV to the first cells, even if no other KV has to be moved out.
+llama.cpp also passes over free cells, up to the highest cell in use. If KV before A's cells was evicted, a swap moves A's KV
+to the first cells, even if no other KV has to be moved out.
 
-llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. llama.cpp fills
-the lowest free cells first. So new KV ends below the number of cells in use, or below the highest cell before. The bound of
-an evicted run no longer counts.
+llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. Because
+llama.cpp fills the lowest free cells first, new KV ends below the number of cells then in use, or below the highest cell
+that was in use before. The bound of an evicted run no longer counts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Swap:
 
     @property
     def num_used(self) -> int:
-        """Cells in use: the tree's cells, and the cells of private tokens."""
+        """The number of cells in use: cells of the tree's runs, and cells of private tokens."""
         return self._tree.device.num_ready + sum(job.num_private for job in self._running)
 
     def forget_order(self) -> None:
@@ -60,7 +61,7 @@ class Swap:
     def bound_cells(self, job: Job) -> None:
         """Recompute the upper bound of the cells in use, before a request's copies are restored into the first free cells.
 
-        Private tokens have no bound of their own, so the old bound stays while there are any.
+        Private tokens have no bound of their own. While there are any, the old bound stays.
         """
         device = self._tree.device
         if device.cells_end > self.num_used and not any(one.num_private for one in self._running):
@@ -68,9 +69,10 @@ class Swap:
             device.cells_end = max((node.cells_end for node in runs), default=0)
 
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
-        """Return the operations before and after a step of `num_tokens` tokens of the requests in `computing`.
+        """Return the operations to carry out before a step, and those to carry out after it.
 
-        They are the tree's pending operations, and the operations of a swap if it saves time.
+        The step computes `num_tokens` tokens of the requests in `computing`. Its operations are the tree's pending ones and,
+        if a swap saves time, those of the swap.
         """
         device, used = self._tree.device, self.num_used
         device.cells_end = max(device.cells_end, used) if used else 0
@@ -79,7 +81,7 @@ class Swap:
         return self._tree.device.take_operations() + moves, afterwards
 
     def passed_over(self, computing: list[Job], num_tokens: int) -> int:
-        """Return how many cells attention passes over in a step: all up to the highest one in use; fewer after a swap."""
+        """Return how many cells attention passes over in a step: all up to the highest one in use, or fewer with a swap."""
         _, spared = self._to_swap(num_tokens, computing)
         return max(self._tree.device.cells_end, self.num_used) - spared
 
@@ -104,10 +106,11 @@ class Swap:
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
-        """Return how many cells a step does not see, and how many cells a swap spares it.
+        """Return how many cells in use a step does not see, and how many cells attention can skip thanks to a swap.
 
-        A swap spares the unseen cells, and the free cells below the highest one in use; 0 if it makes the step no faster.
-        Free cells are spared for good, so each token of a prompt's answer counts, too.
+        With a swap, attention skips the unseen cells, and the free cells below the highest one in use. The second number is
+        0 if a swap would make the step no faster. Later steps skip the free cells, too, so each token of an answer counts
+        for the decision.
         """
         tree, costs, used = self._tree, self._tree.costs, self.num_used
         free = max(tree.device.cells_end - used, 0)
@@ -131,13 +134,15 @@ class Swap:
 def swap_out(
     tree: PrefixTree, runs: list[Node], running: Collection[Job], computing: Collection[Job], *, in_place: bool
 ) -> tuple[Moves, Moves]:
-    """Return the operations of a swap: the operations before a step, which follow the tree's own, and after it.
+    """Return the operations of a swap: those before the step, and those after it.
 
-    Runs that move are copied to host memory if it has room, otherwise only for the step.
+    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if that has room;
+    otherwise it is kept only until the step ends.
 
     runs: the runs on the device.
-    computing: the running requests that the step is for; their KV gets the first cells.
-    in_place: whether their KV has the first cells already.
+    running: all running requests.
+    computing: the running requests that the step computes. Their KV is moved to the first cells.
+    in_place: whether their KV is in the first cells already.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step
@@ -174,7 +179,7 @@ def swap_out(
 
 
 def _trim_of(move: Restore | Share) -> Trim:
-    """Return the operation that frees the cells which `move` gives back."""
+    """Return the operation that frees the cells of some KV, which `move` brings back later."""
     return Trim(move.sequence if isinstance(move, Restore) else move.target, move.start, move.stop)
 
 
@@ -193,7 +198,7 @@ def runs_on_device(tree: PrefixTree, running: Collection[Job]) -> Iterator[Node]
 
 
 def _first_runs(last_nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield the first run of each path to one of these last nodes, each once."""
+    """Yield the first run of each path that ends in one of `last_nodes`. Each run is yielded once."""
     seen: set[Node] = set()
     for last_node in last_nodes:
         for node in path(last_node):

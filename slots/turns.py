@@ -1,4 +1,4 @@
-"""Which requests start or compute in the next step, if not all can: adapter sets take turns, and some prompts start late."""
+"""Which requests are in the next step: sets of LoRA adapters take turns, and some prompts start late."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .job import Job, Phase, Turn
 
 
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
-    """Return the running requests that may share the next step: all of one set of LoRA adapters.
+    """Return the running requests that may share the next step. They all have the same set of LoRA adapters.
 
-    A context computes with one set at a time. The turn goes to the set after `last`, the set of the last step.
+    A llama.cpp context computes with one set at a time, so the sets take turns. The next set is the one after `last`, the
+    set of the last step.
 
-    decoding: True: return the requests that decode; False: the requests with a prompt to compute.
+    decoding: if True, return the requests that decode; if False, the requests with a prompt to compute.
     """
     sets = list(dict.fromkeys([job.request.scope.adapters for job in running]))
     turn = sets[(sets.index(last) + 1) % len(sets)] if last in sets else next(iter(sets), "")
@@ -25,12 +26,12 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Prompts that start only once the running prompts before them are computed, although a slot is idle.
+    """Late prompts: they start only after running prompts are computed, although a slot is idle.
 
-    An earlier start would bring no earlier first token. It would fix the order of a prompt's documents before the KV of the
-    running prompts can be reused, and attention would pass over the prompt's cells in the meantime. A late prompt waits only
-    for running prompts that have the same set of adapters and are computed first. A prompt that can share a step with the
-    last tokens of these prompts starts at once.
+    If a late prompt started at once, its first token would not come earlier. But the order of its documents would be fixed
+    before the KV of the running prompts can be reused, and attention would pass over its cells in the meantime. A late
+    prompt waits only for running prompts that have the same set of adapters and are computed before it. A prompt that can
+    share a step with the last tokens of these running prompts is not late.
     """
 
     def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
@@ -38,17 +39,17 @@ class LateStarts:
         self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Return whether a waiting request starts later. A background request starts after all late starts."""
+        """Return whether a waiting request must not start yet. Background requests start after all late prompts."""
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:
-        """Forget the requests that may start now."""
+        """Forget the late prompts that may start now."""
         if self._jobs:
             ends = self._ends(running)
             self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
 
     def add(self, job: Job, running: Collection[Job]) -> bool:
-        """Return whether a waiting request, which is laid out, starts later. If it does, remember it."""
+        """Return whether the prompt of a waiting request is late. If it is, remember it. It must be laid out."""
         if not job.request.kind.is_client or job.has_started or job.is_suspect:
             return False
         ends, is_new = self._ends(running), not job.due
@@ -62,23 +63,24 @@ class LateStarts:
         return True
 
     def count(self, job: Job) -> None:
-        """Count a request that starts, if it starts later than it could have."""
+        """Count a request that starts now, if its prompt was late."""
         self._counters.late_starts += job.starts_late
         job.starts_late = False
 
     def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
-        """Return which of these waiting requests would not start later.
+        """Return which of these waiting requests have prompts that would not be late.
 
-        lacking: the tokens that each request would compute.
+        lacking: for each waiting request, how many tokens it would compute.
         """
         ends, now = self._ends(running) if lacking else {}, self._counters.prompt_tokens
         return {job for job, size in lacking.items() if not _is_late(job, ends, now + size)}
 
     def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
-        """Return, by adapters, the first turn at which prompts start later. Without an entry, prompts start at once.
+        """Return for each set of adapters the first turn (`Job.turn`) at which a prompt is late.
 
-        The running prompts up to that turn need no other prompt to make a step efficient. While streams decode, prompts are
-        computed in parts, and a step should be full. Otherwise a step should be large enough to swap out the other cells.
+        If a set has no entry, none of its prompts is late. The running prompts up to that turn have enough tokens for an
+        efficient step. While streams decode, such a step is as full as the prefill budget allows. If no stream decodes, it
+        is large enough to swap out the cells of other requests.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts:
@@ -97,9 +99,9 @@ class LateStarts:
 
 
 def _is_late(job: Job, ends: Mapping[str, Turn], due: int = 0) -> bool:
-    """Return whether a prompt starts later.
+    """Return whether a prompt is late.
 
-    due: the due count of a request that has none yet.
+    due: the value to use for `Job.due`, if that is not known yet.
     """
     end = ends.get(job.request.scope.adapters)
     return end is not None and (True, -job.request.priority, job.due or due) >= end

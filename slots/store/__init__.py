@@ -1,4 +1,4 @@
 """The tiers below host memory: records in folders and archives.
 
-These modules import `slots/`, which does not import them.
+These modules import modules of `slots/`. The modules of `slots/` do not import these.
 """

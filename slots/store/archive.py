@@ -1,7 +1,7 @@
-"""Work on a cache folder outside a server: read its origin, list its records, archive it for another machine.
+"""Work on a cache folder without a server: read its origin, list and delete its records, export and import archives.
 
-Servers may use the folder at the same time: each file appears whole or not at all, and a server treats a deleted file like
-one that never existed.
+Servers may use the folder at the same time: each file appears whole or not at all, and a server treats a deleted file as if
+the file had never existed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ Progress = Callable[[int, int], None]
 """Called with the work done so far and the total: in bytes for an export, in reads of records for an import."""
 
 # ---- Origin -------------------------------------------------------------------------------------------------------------
-# The origin of a folder's KV in words, in a file next to its records, for people and for archives. The provenance in a
-# record is two digests. They show whether KV is of this model and these settings, but not which other model or settings it
-# is of.
+# A file next to the records says in words where their KV comes from, for people and for archives. The provenance in a record
+# is only two digests. They show whether the KV is of this model and these settings. If it is not, they do not tell of which.
 
 MOST_BYTES = 1 << 16
 
@@ -45,12 +44,12 @@ Words = Annotated[str, Meta(max_length=1000)]
 
 
 class Origin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The origin of a folder's KV.
+    """What computed the KV of a folder.
 
-    model, build: their names in words.
+    model, build: the names of the model and of the llama.cpp build.
     machine: the digest of the build, the CPU and the devices.
-    shape: the digest of the settings that change KV, without the machine.
-    is_imported: the KV came from another machine.
+    shape: the digest of those settings that change KV, without the machine.
+    is_imported: whether the KV was imported from another machine.
     """
 
     model: Words
@@ -64,7 +63,7 @@ ORIGINS = msgspec.json.Decoder(Origin)
 
 
 def of_any_machine(model: str, shape: str) -> Provenance:
-    """Return the provenance of KV that another machine computed.
+    """Return the provenance under which KV of other machines is stored.
 
     model: as in `Provenance`.
     shape: as in `Origin`.
@@ -73,14 +72,14 @@ def of_any_machine(model: str, shape: str) -> Provenance:
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
-    """Write a folder's origin to a file in it. An error is ignored, since only exports need the origin."""
+    """Write the origin of a folder's KV to a file in the folder. Errors are ignored, since only exports need the file."""
     if read_origin(folder) != origin:
         with contextlib.suppress(OSError), written_aside(folder / ORIGIN) as file:
             file.write(msgspec.json.encode(origin))
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """Return the origin of a folder; None if it is unknown."""
+    """Return the origin of a folder's KV; None if it is unknown."""
     with contextlib.suppress(OSError, ValueError), open_file(folder / ORIGIN) as file:
         return ORIGINS.decode(file.read(MOST_BYTES))
     return None
@@ -96,8 +95,9 @@ HOURS = 86_400.0  # seconds: in effect no limit
 class StoredRecord:
     """The file of a record.
 
-    used: the time of its last use, ns.
-    head: None if it cannot be read, for the reason in `why`.
+    used: the time of the last use, ns.
+    head: the file's head; None if it cannot be read.
+    why: the reason why the head cannot be read; empty: it can.
     """
 
     path: Path
@@ -108,15 +108,15 @@ class StoredRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the record's own run."""
+        """The number of tokens in the record's run, for which it has KV."""
         return self.head.tokens - self.head.start if self.head else 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeUse:
-    """The totals of a folder's files of one scope.
+    """The totals of those files of a folder that belong to one scope.
 
-    oldest, newest: the least and the most recent use of its files, ns.
+    oldest, newest: the times of last use of the least and of the most recently used file, ns.
     """
 
     scope: str
@@ -137,9 +137,9 @@ class ScopeUse:
 class StoredFolder:
     """The KV of one model and one set of settings.
 
-    model: the model's digest.
-    scopes: ordered by name.
-    unreadable: the use of files without a readable head; None if there are none.
+    model: the digest of the model; empty if it is unknown.
+    scopes: the totals of each scope, ordered by name.
+    unreadable: the totals of the files whose heads cannot be read; None if there are no such files.
     """
 
     path: Path
@@ -165,13 +165,13 @@ class StoredFolder:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders of a cache folder, each of one model and one set of settings."""
+    """Return the folders in a cache folder. Each has the KV of one model and one set of settings."""
     found = (path for path in root.iterdir() if FOLDER.fullmatch(path.name))
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def records(folder: Path) -> Iterator[StoredRecord]:
-    """Yield a folder's files with their heads, by name."""
+    """Yield the record files of a folder with their heads, ordered by name."""
     for name, (size, used) in sorted(stock(folder).items()):
         try:
             with open_file(folder / name) as file:
@@ -184,7 +184,7 @@ def records(folder: Path) -> Iterator[StoredRecord]:
 
 
 def damage(stored: StoredRecord) -> str:
-    """Return what is wrong with a file, read to its last byte; empty if nothing is wrong or the file is gone."""
+    """Read a whole file, and return what is wrong with it; empty if nothing is wrong or the file is gone."""
     if stored.head is None:
         return stored.why
     made_by = Provenance(stored.head.model, stored.head.settings)
@@ -199,9 +199,9 @@ def damage(stored: StoredRecord) -> str:
 
 
 def prune(root: Path, max_bytes: int) -> None:
-    """Delete files until at most `max_bytes` remain, in the order in which the folder's last server would.
+    """Delete files until at most `max_bytes` bytes remain, in the order in which the last server would delete them.
 
-    Raises FolderError.
+    The last server is the one that has used a file most recently. Raises FolderError.
     """
     by_use = [(max((used for _, used in stock(path).values()), default=0), path) for path in folders(root)]
     for _, path in sorted(by_use, reverse=True):
@@ -211,7 +211,10 @@ def prune(root: Path, max_bytes: int) -> None:
 
 
 def prune_unused(root: Path, since: int) -> None:
-    """Delete files that were not used since a time (ns), except files that a newer file depends on. Raises FolderError."""
+    """Delete files that were last used before a time (ns), unless a file that was used later depends on them.
+
+    Raises FolderError.
+    """
     for path in folders(root):
         if made_by := provenance_in(path):
             tier = DiskTier(root, ALL, made_by)
@@ -230,21 +233,21 @@ def prune_unused(root: Path, since: int) -> None:
 
 
 def remove(folder: Path) -> tuple[int, int]:
-    """Delete all records of a folder, and the index, which has their tokens. Return the number of records and of bytes."""
+    """Delete all records of a folder, and the index, which has their tokens. Return how many records and bytes are gone."""
     gone = [size for name, (size, _) in stock(folder).items() if _delete(folder / name)]
     _delete(folder / INDEX)
     return len(gone), sum(gone)
 
 
 def provenance_in(folder: Path) -> Provenance | None:
-    """Return the provenance of a folder's KV; None if no file's head has it."""
+    """Return the provenance of a folder's KV; None if no file's head tells it."""
     heads = (file.head for file in records(folder) if file.head is not None)
     found = (Provenance(head.model, head.settings) for head in heads)
     return next((one for one in found if one.folder == folder.name), None)
 
 
 def _delete(path: Path) -> bool:
-    """Delete a file; return whether it is gone."""
+    """Delete a file. Return False if that fails."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -282,16 +285,17 @@ KINDS = {
 
 
 class ArchiveError(Exception):
-    """An archive cannot be written, or is not accepted. The message is one line."""
+    """An archive cannot be written or is not accepted. The message is a single line."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The manifest of an archive.
 
-    format: the format of the records.
-    model, settings: their provenance.
-    records: how many there are.
-    bytes: their size.
+    format: the version of the records' file format.
+    model, settings: the provenance of the records, as in `Provenance`.
+    origin: the origin of their KV.
+    records: the number of records.
+    bytes: the size of all records together.
     """
 
     format: int
@@ -306,9 +310,9 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """A tier for KV of other machines, and for KV that a server has computed after it.
+    """A disk tier for KV of other machines, and for KV that this server has computed after such KV.
 
-    It has a separate folder, and its KV is not promised to be equal bit for bit.
+    It has a separate folder. Its KV need not be equal, bit for bit, to KV that this machine computes.
     """
 
     name = Source.IMPORTED
@@ -318,10 +322,10 @@ class ImportedTier(DiskTier):
 
 
 def export(folder: Path, archive: Path, progress: Progress) -> tuple[Manifest, int]:
-    """Write the common scope's records of a folder to a file. Return its manifest, and how many damaged records it omits.
+    """Write a folder's records of the common scope to an archive.
 
-    A record that is deleted in the meantime, for example because a client drops it, is not in the file. Raises ArchiveError
-    and OSError.
+    Return the archive's manifest, and how many damaged records are left out. A record that is deleted during the export, for
+    example because a client drops it, is left out, too. Raises ArchiveError and OSError.
     """
     origin, made_by = read_origin(folder), provenance_in(folder)
     if origin is None or made_by is None:
@@ -366,7 +370,7 @@ def _write_all(
 
 
 def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryview] | list[bytes]) -> int:
-    """Write a member, and return the bytes of its content."""
+    """Write a member of an archive. Return the size of the member's content in bytes."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = sum(map(len, parts)), 0o600
     file.write(info.tobuf(tarfile.GNU_FORMAT))
@@ -380,7 +384,7 @@ def _write_member(file: BufferedIOBase, name: str, parts: list[bytes | memoryvie
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an archive: its name, the position of its content, and the bytes of its content."""
+    """A member of an archive: its name, and the position and size of its content, in bytes."""
 
     name: str
     at: int
@@ -391,8 +395,8 @@ class Member:
 class Imported:
     """The result of an import.
 
-    num_new: records that the folder lacked.
-    is_foreign: whether the records are of another build or CPU.
+    num_new: the number of records that the folder did not have before.
+    is_foreign: whether the records were computed with another build, or on another CPU or device.
     """
 
     manifest: Manifest
@@ -402,10 +406,10 @@ class Imported:
 
 
 def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool, progress: Progress) -> Imported:
-    """Put the records of an archive into a cache folder, once all of them are checked.
+    """Check all records of an archive, and then put them into a cache folder.
 
     machine: the digest of this machine, as in `Origin`.
-    takes_foreign: whether KV of other machines is accepted, too.
+    takes_foreign: whether to accept KV of other machines.
 
     Raises ArchiveError, CorruptFile, OSError and FolderError.
     """
@@ -435,7 +439,7 @@ def import_archive(archive: Path, root: Path, machine: str, takes_foreign: bool,
 
 @contextmanager
 def _own_file(path: Path) -> Generator[BufferedIOBase]:
-    """Open an archive that no other user can change. Raises ArchiveError and OSError."""
+    """Open an archive, which no other user may be able to change. Raises ArchiveError and OSError."""
     if path.is_symlink():
         raise ArchiveError("it is a link: name the file")
     with open_file(path) as file:
@@ -448,7 +452,7 @@ def _own_file(path: Path) -> Generator[BufferedIOBase]:
 
 
 def _members(file: BufferedIOBase) -> tuple[list[Member], Manifest]:
-    """Return an archive's records and its manifest, without the content of records. Raises ArchiveError and OSError."""
+    """Return the members of an archive that are records, and its manifest. Raises ArchiveError and OSError."""
     total, found = os.fstat(file.fileno()).st_size, dict[str, Member]()
     while (block := file.read(BLOCK)) != bytes(BLOCK):
         try:
@@ -496,7 +500,7 @@ def _manifest(file: BufferedIOBase, member: Member) -> Manifest:
 
 
 def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record:
-    """Return a record, checked. Raises ArchiveError and OSError."""
+    """Read and check the record in a member of an archive. Raises ArchiveError and OSError."""
     file.seek(member.at)
     try:
         record = read(file, member.size, made_by)
@@ -510,7 +514,7 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record aside and rename it, unless its file exists. The record counts as used once. Raises OSError."""
+    """Write a record to a folder, as used once. Return False if the folder has it already. Raises OSError."""
     path = folder / file_name(record)
     if path.exists():
         return False

@@ -1,12 +1,12 @@
-"""The disk tier: files, neighbours, queued writes.
+"""The disk tier: records in files, which a separate thread writes.
 
-Each file has one record. It is written under another name and then renamed. Checksums show whether a file is damaged. Files
-are in a folder for their model and all settings that change KV; all these folders together stay within one bound of bytes. A
-separate thread writes and deletes files, and the engine only queues records. Two servers may share a folder: before each
-write, a server looks for files that the other server has written or deleted.
+Each file has one record. It is written under another name and then renamed. Checksums show whether a file is damaged. Each
+model, with all settings that change KV, has a folder for its files. The files of all these folders together stay within one
+limit on bytes. The engine only queues records; a separate thread writes and deletes files. Two servers may share a folder:
+before each write, a server looks for files that the other server has written or deleted.
 
-The index of all files is written to a separate file now and then. At a start the index is checked against the names, sizes
-and times of the files, so that only the heads of new and changed files are read.
+From time to time, the index of all files is written to a separate file. When a server starts, it compares this index with
+the names, sizes and times of the files, so that it has to read the heads of new and changed files only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from .record_file import FORMAT, CorruptFile, Provenance, encode, open_file, rea
 from .record_index import RecordEntry, RecordIndex
 
 # ---- Neighbours ---------------------------------------------------------------------------------------------------------
-# Folders of other models and settings in --cache-dir. They share the bound of bytes, and their files are deleted first.
+# Folders of other models and settings in --cache-dir. They share the limit on bytes, and their files are deleted before the
+# server's own files.
 #
-# Another server may use such a folder. It takes a deleted file for one that never existed, so any file may be
+# Another server may use such a folder. It treats a deleted file as if the file had never existed, so any file may be
 # deleted.
 
 FOLDER = re.compile("[0-9a-f]{16}")
@@ -42,9 +43,9 @@ ORIGIN = "origin.json"  # see `archive.py`
 
 
 class Neighbours:
-    """The folders of other models and settings in `root`, without `own`.
+    """The folders in `root` of other models and settings: all folders except `own`.
 
-    Files of the least recently used folder are deleted first.
+    To free bytes, files of the least recently used folder are deleted before files of other folders.
     """
 
     def __init__(self, root: Path, own: Path) -> None:
@@ -54,7 +55,7 @@ class Neighbours:
         self._seen: dict[Path, int] = {}  # the last change of each folder
 
     def look(self) -> None:
-        """List the files again, if any folder has changed since the last look."""
+        """List the files again, if any folder has changed since the last call."""
         seen = {folder: changed_at(folder) for folder in (self._root, *self._folders())}
         if seen == self._seen:
             return
@@ -65,7 +66,7 @@ class Neighbours:
         self.num_bytes = sum(size for _, size in self._files)
 
     def free(self, num_bytes: int) -> None:
-        """Delete files until `num_bytes` are free or no file is left."""
+        """Delete files until `num_bytes` bytes are freed or no file is left."""
         while num_bytes > 0 and self._files:
             file, size = self._files.popleft()
             num_bytes -= size
@@ -109,7 +110,7 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the names of a folder's records with size and time of last use (ns), which is never in the future."""
+    """Return the size and the time of last use (ns) of each record in a folder, by its name. No time is in the future."""
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -139,10 +140,11 @@ MOST_INDEX = 1 << 32  # bytes of a file with an index
 
 
 class DiskTier:
-    """Records in files below `root`, of at most `max_bytes` in all. Raises FolderError if the folder cannot be used.
+    """A tier of records in files, in a folder in `root`. Raises FolderError if the folder cannot be used.
 
+    max_bytes: the limit on the bytes of all files in `root`, including other folders.
     made_by: the provenance of the KV.
-    without: names of scopes that are not written.
+    without: the names of scopes whose records are not written.
     """
 
     name: str = Source.DISK
@@ -172,20 +174,20 @@ class DiskTier:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files under the bound."""
+        """The bytes of all files to which the limit applies."""
         return self.index.num_bytes + self._neighbours.num_bytes
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether the queue has room for `num_bytes`, and the last file could be written. From any thread.
+        """Return whether the queue has room for `num_bytes` bytes, and the last write did not fail. From any thread.
 
-        The writer's thread later deletes the files that are evicted for these bytes.
+        The bytes need not be free in the folder yet: the writer's thread evicts files when it writes.
         """
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if it is refused, for example because too much is waiting. From any thread.
+        """Queue a record. Return False if it is refused, for example because the queue is full. From any thread.
 
-        After a failed write, only one record at a time is queued.
+        After a failed write, the queue takes only one record at a time, until a write succeeds.
         """
         if record.scope.name in self._without:
             return False
@@ -223,14 +225,20 @@ class DiskTier:
         return record
 
     def __contains__(self, key: str) -> bool:
-        """Return whether a file is there, or is about to be, and its scope is not being dropped. From any thread."""
+        """Return whether a record is in a file or is about to be written, and its scope is not being dropped.
+
+        From any thread.
+        """
         with self._changed:
             entry = self.index.entries.get(key)
             is_kept = entry is not None and not (self._dropped and entry.scope.name in self._dropped)
             return is_kept or key in self._pending or key == self._writing
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
-        """Delete a scope's files in all folders, and wait for that. Return whether it was done in time. From any thread."""
+        """Delete the files of all scopes with this scope's name, in all folders. From any thread.
+
+        Wait at most `seconds` for that. Return whether it was done in this time.
+        """
         with self._changed:
             self._pending = {key: record for key, record in self._pending.items() if record.scope.name != scope.name}
             self._pending_bytes = sum(record.num_bytes for record in self._pending.values())
@@ -239,18 +247,18 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def wait(self) -> None:
-        """Return once the index has all files. From any thread."""
+        """Wait until the index has all files that were there at the start. From any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
 
     @property
     def idle(self) -> bool:
-        """Whether the queues are empty and the last record is written."""
+        """Whether nothing is queued and nothing is being written."""
         with self._changed:
             return self._ready and not self._pending and not self._dropped and not self._writing
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write the queued records, for `seconds` at most."""
+        """Write the queued records and the index. Wait for that at most `seconds`."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -288,7 +296,7 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """Take the next record from the queue: prefixes first, since a run is useless without the runs before it."""
+        """Take the next record from the queue. Prefixes come first, since a run is useless without the runs before it."""
         if not self._pending:
             return None
         self._writing = min(self._pending, key=lambda key: self._pending[key].start)
@@ -307,7 +315,7 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Write the index without files that another server has deleted: they may have had a dropped scope's tokens."""
+        """Write the index, without files that another server has deleted. A deleted file's tokens must not stay in it."""
         self._seen = -1
         self._look()
         self._write_index()
@@ -379,7 +387,11 @@ class DiskTier:
             return self.index.stands_on_records(record.scope, record.start, record.tokens)
 
     def _makes_room(self, record: Record, size: int) -> bool:
-        """Delete files for a record. False: the record is too large, or useless without its prefixes."""
+        """Delete files to make room for a record. Return False if the record is not worth writing.
+
+        That is so if the record is too large, or if its prefixes had to be deleted to make room for it. If its prefixes are
+        missing, no file is deleted for it.
+        """
         if size > self.max_bytes:
             return False
         is_whole = self._has_prefixes(record)
@@ -389,7 +401,11 @@ class DiskTier:
         return not is_whole or self._has_prefixes(record)  # or its prefixes were deleted for it
 
     def _make_room(self, size: int) -> None:
-        """Delete files: first files of other folders, then own files of the least worth, after all that depend on them."""
+        """Delete files until `size` bytes fit.
+
+        Files of other folders are deleted before the tier's own files. Own files are deleted in the order of their worth,
+        least worth first, but each file only after all files that depend on it.
+        """
         self._neighbours.free(self.num_bytes + size - self.max_bytes)
         while self.num_bytes + size > self.max_bytes:
             with self.index.lock:
@@ -414,14 +430,14 @@ class DiskTier:
     # ---- the index in a file -------------------------------------------------------------------------------------------
 
     def _write_index(self) -> None:
-        """Write the index, with its digest first."""
+        """Write the index to its file: first a digest, then the content."""
         content = self.index.stored()
         self._num_changes = 0
         if self.index.entries:
             self._write_file(self.folder / INDEX, [xxhash.xxh3_128_digest(content), content], time.time_ns())
 
     def _read_index(self) -> None:
-        """Start with the index as it was written, except for files that have changed since."""
+        """Take over the index from its file, except for the records whose files have changed since."""
         path = self.folder / INDEX
         try:
             with open_file(path) as file:
@@ -445,7 +461,7 @@ class DiskTier:
     # ---- the folder's files --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """List the files again: other servers write to this folder and its neighbours, and delete from them."""
+        """List the files again if need be: other servers may have written or deleted files, here or in other folders."""
         self._neighbours.look()
         seen = changed_at(self.folder)
         if seen == self._seen:
@@ -458,7 +474,7 @@ class DiskTier:
         remove_stale(self.folder)
 
     def _count_own_changes(self) -> None:
-        """Skip the next look if this thread alone has changed the folder, and no other server."""
+        """Let the next `_look` do nothing, if only this thread and no other server has changed the folder."""
         seen = changed_at(self.folder)
         if names(self.folder) == self.index.entries.keys():
             self._seen = seen
@@ -487,7 +503,7 @@ class DiskTier:
             )
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Delete a damaged file. A file that cannot be read now may be whole, and stays."""
+        """Delete a damaged file. A file that only cannot be read now may be undamaged, so it stays."""
         if isinstance(error, FileNotFoundError):
             return  # another server has deleted it
         logger.warning("%s is not used: %s", path.name, error)

@@ -1,9 +1,9 @@
 """Fetches records from lower tiers for waiting requests.
 
-A request waits for a fetch at most a tenth longer than computing the fetched tokens would take. At each moment, the
-request may have waited as long as it takes to compute the tokens that have arrived, plus `PATIENCE` of the time for all
-fetched tokens. The rest of the tenth is for errors of the estimate. If the request gives up and computes the missing
-tokens, it has lost no more than the tenth. The clock runs only while the request could have been admitted.
+A fetch may delay a request by at most a tenth of the time that it takes to compute the tokens to fetch. So a request waits
+no longer than the time to compute the tokens that have arrived so far, plus a share, `PATIENCE`, of the time to compute all
+tokens to fetch. After that, it gives up the fetch, and computes the missing tokens. The share is smaller than a tenth,
+because these times are estimates. Only time in which the request could have been admitted counts as waiting.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NUM_READERS = 4  # threads: a disk with a long latency serves several reads at o
 
 
 class Readers:
-    """Threads that read records, in the order of the calls. A thread starts when a read needs it."""
+    """Threads that read records, in the order of the calls. Each of the first calls starts a thread."""
 
     def __init__(self, count: int = NUM_READERS) -> None:
         self._count, self._threads = count, list[Thread]()
         self._asked: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def __call__(self, read: Callable[[], None]) -> None:
-        """Have a thread call `read`."""
+        """Let one of the threads call `read`."""
         self._asked.put(read)
         if len(self._threads) < self._count:
             thread = Thread(target=self._work, name=f"read-{len(self._threads)}", daemon=True)
@@ -62,7 +62,7 @@ class Readers:
 
 
 class Speed:
-    """Bytes a second of a tier, learnt from its reads."""
+    """The speed of a tier in bytes per second, learnt from its reads."""
 
     def __init__(self) -> None:
         self._bytes, self._seconds = GUESS * 1e-3, 1e-3
@@ -74,17 +74,18 @@ class Speed:
         self._bytes *= FORGIVING
 
     def seconds(self, num_bytes: int) -> float:
-        """Return the time to read `num_bytes` bytes."""
+        """Return the seconds to read `num_bytes` bytes."""
         return num_bytes * self._seconds / self._bytes
 
 
 class PricedIndex:
-    """A tier's index and the cache as one `PrefixIndex`, to order the documents of one prompt.
+    """The index of a tier, with prices that consider the cache. It is used to order the documents of one prompt.
 
-    It is valid as long as neither index changes.
+    It is valid as long as neither the tier's index nor the cache changes.
 
-    live: the cache. A run that the cache has costs the same as in the cache; any other run is read first.
-    read_share: returns the time to read a run, as a share of the time to compute it.
+    live: the cache. Reusing a run that is in the cache costs what it costs there. Reusing any other run also takes the time
+        to read it from the tier.
+    read_share: returns the time to read a run, divided by the time to compute it.
     """
 
     def __init__(self, index: RecordIndex, live: PromptTree, scope: Scope, read_share: Callable[[IndexNode], float]) -> None:
@@ -111,7 +112,7 @@ class PricedIndex:
 
 
 def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return the run of a tree, and the position in the run, where some tokens end; None if the tree lacks any of them.
+    """Return where `tokens` end in a tree: the run, and the position in this run. None if the tree does not have them all.
 
     The tokens follow the first `at` tokens of `node`.
     """
@@ -129,15 +130,15 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 
 
 class Fetches:
-    """The scheduler's `Fetcher`: brings records of waiting prompts into host memory.
+    """The scheduler's `Fetcher`: it brings records for waiting prompts into host memory.
 
-    It belongs to the engine's thread, which touches no file. Fetched records that are not in use yet take at most half of
-    host memory's budget, unless all are for one request.
+    Its methods run in the engine's thread, except `_bring`, which reads files. Once the records of open fetches exceed half
+    of host memory's budget, `look` begins no further fetch.
 
-    lower: the lower tiers; the first one that has more of a prompt than host memory is read.
-    read: lets a thread call a function.
+    lower: the lower tiers. A prompt's records are read from the first tier from which reading them pays.
     hand_over: lets the engine's thread call a function.
-    accepts: returns whether a record has this model's layout; the reading threads call it.
+    accepts: returns whether a record's KV fits this model. The reading threads call it.
+    read: lets a reading thread call a function.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Fetches:
         scheduler.fetch_with(self)
 
     def expect(self, job: Job) -> None:
-        """Note a waiting request; `look` may begin a fetch for it."""
+        """Note a waiting request, so that `look` may begin a fetch for it."""
         if self._lower and self._may_fetch(job):
             self._unasked.append(job)
 
@@ -174,7 +175,7 @@ class Fetches:
     def look(self) -> None:
         """Begin fetches, give up fetches that take too long, and release fetches whose requests run or have ended.
 
-        Call it between two steps.
+        The engine calls this between two steps.
         """
         for fetch in [fetch for fetch in self._open if self._by_job.get(fetch.job) is not fetch]:
             self._release(fetch)
@@ -197,7 +198,7 @@ class Fetches:
         self._scheduler.index.host.settle()
 
     def has_all(self, prompt: Prompt, scope: Scope) -> bool:
-        """Return whether a lower tier has all of a prompt, or all of the part that device and host memory lack."""
+        """Return whether a lower tier has that part of a prompt that device and host memory do not have."""
         for tier in self._lower:
             with tier.index.lock:
                 if scope in tier.index.roots:
@@ -208,7 +209,7 @@ class Fetches:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the next fetch is given up, if all waiting requests wait for fetches and nothing runs; else None."""
+        """The seconds until the next fetch is given up; None unless there are requests and all of them wait for fetches."""
         if self._scheduler.running or not len(self._scheduler.waiting):
             return None
         waits = [self._by_job[job] for job in self._scheduler.waiting if self.is_fetching(job)]
@@ -219,9 +220,9 @@ class Fetches:
     # ---- one request -------------------------------------------------------------------------------------------------
 
     def has_to_wait(self, job: Job) -> bool:
-        """Begin a fetch for a request that is about to be admitted, if none was considered or KV was lost since then.
+        """Return whether a request that is about to be admitted has to wait for a fetch.
 
-        Return whether the request has to wait for it.
+        If no fetch was considered for it yet, or if cached KV was lost since then, a fetch may begin now.
         """
         if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False
@@ -249,7 +250,7 @@ class Fetches:
         return self._holes.take_over(job, self._scheduler.index.host)
 
     def _begin(self, job: Job) -> None:
-        """Fetch the records that a lower tier has of a request's prompt, if that pays."""
+        """Begin to fetch the records that a lower tier has of a request's prompt, if that pays."""
         request, index = job.request, self._scheduler.index
         scope = request.index_scope
         known = request.prompt.arrange(index, scope)
@@ -277,21 +278,21 @@ class Fetches:
                 self._speeds[tier.name].forgive()
 
     def _arrange(self, request: Request, tier: LowerTier) -> Layout:
-        """Order a prompt's documents by the records that a tier has of them and the time to read these records."""
+        """Return a layout of a request's prompt, with documents ordered by a tier's records and the time to read them."""
         scope, read_share = request.index_scope, partial(self._read_share, tier.name)
         return request.prompt.arrange(PricedIndex(tier.index, self._scheduler.index, scope, read_share), scope)
 
     def _read_share(self, tier: str, node: IndexNode) -> float:
-        """Return the time to read a run, as a share of the time to compute it."""
+        """Return the time to read a run, divided by the time to compute it."""
         entry = next(iter(node.records), None)
         if entry is None:
             return 1.0
         return self._speeds[tier].seconds(entry.size) / self._seconds(entry.start, entry.stop - entry.start)
 
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
-        """Return how many tokens of a text need not be computed now, and the stretches after them that records have.
+        """Return how many tokens of a text are cached and usable, and the stretches after them that records have.
 
-        Runs that outlived the state after them do not count.
+        Cached runs are not usable if the state after them was evicted.
         """
         index = self._scheduler.index
         at = min(index.num_cached(scope, text), index.reusable(scope, text))
@@ -302,7 +303,7 @@ class Fetches:
         return min(reached, most_cached(layout.sections(length), reached, self._scheduler.tree.recompute_last))
 
     def _seconds(self, cached: int, new: int) -> float:
-        """Return the time to compute tokens."""
+        """Return the seconds to compute `new` tokens after `cached` ones, but at least `least`."""
         return max(self._scheduler.tree.seconds(cached, new), self.least)
 
     def _start(self, fetch: Fetch, tier: LowerTier, entries: Sequence[RecordEntry]) -> None:
@@ -319,7 +320,7 @@ class Fetches:
             self._read(partial(self._bring, fetch, tier, entry.key))
 
     def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
-        """Read a record and pass it to the engine's thread. Runs in a reading thread."""
+        """Read a record, and pass it to the engine's thread. This runs in a reading thread."""
         record, began = None, self._clock()
         try:
             if not fetch.is_over:
@@ -332,7 +333,10 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Take over records that have arrived without a gap; tokens of a lost one are computed. In the engine's thread."""
+        """Note that a record has arrived, and take over the arrived records in their order, up to the first missing one.
+
+        If the tier no longer has a record (None), the request will compute the record's tokens.
+        """
         if record is not None:
             self._speeds[tier.name].learn(record.num_bytes, seconds)
             self.num_bytes += record.num_bytes
@@ -353,7 +357,7 @@ class Fetches:
         self._end(fetch)
 
     def _take(self, fetch: Fetch, fetched: FetchedRecord) -> bool:
-        """Put a record into host memory; after a hole, keep it for its request alone."""
+        """Put a record into host memory. If the record follows a hole, keep it for its request only."""
         index, record = self._scheduler.index, fetched.record
         if index.num_cached(record.scope, record.tokens) < record.start:
             if fetch.job.phase is Phase.DONE:
@@ -367,7 +371,7 @@ class Fetches:
         return True
 
     def _end(self, fetch: Fetch) -> None:
-        """End the wait of a fetch's request."""
+        """End a fetch, so that its request no longer waits for it."""
         if not fetch.is_over:
             fetch.is_over = True
             if self._by_job.get(fetch.job) is fetch and fetch.job.phase is Phase.FETCHING:
@@ -390,14 +394,14 @@ class Fetches:
         return not self._open or sum(one.num_bytes for one in self._open) <= self._scheduler.index.host.max_bytes // 2
 
     def _reserve(self, fetch: Fetch, tokens: np.ndarray) -> None:
-        """Let the copies that a prompt will need stay in host memory."""
+        """Keep the copies that a prompt will need from being evicted from host memory, until `_release`."""
         for node in path(self._scheduler.index.match(fetch.job.request.index_scope, tokens).node):
             if node.copy is not None and node.copy not in fetch.reserved:
                 node.copy.num_fetches += 1
                 fetch.reserved[node.copy] = node
 
     def _release(self, fetch: Fetch) -> None:
-        """Let the copies be evicted again: the request has begun, or it has ended."""
+        """Allow the eviction of a fetch's reserved copies, because its request runs or has ended."""
         self._end(fetch)
         self._open.remove(fetch)
         index, scope = self._scheduler.index, fetch.job.request.index_scope
@@ -411,7 +415,7 @@ class Fetches:
 
 
 def _reached(at: int, stretches: Sequence[Stretch]) -> int:
-    """Return how far a text's KV reaches without a hole, from the first `at` tokens on."""
+    """Return up to which position a text has KV without a hole: in the cache up to `at`, and then in `stretches`."""
     return stretches[0].stop if stretches and stretches[0].start <= at else at
 
 

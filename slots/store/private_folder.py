@@ -1,6 +1,6 @@
-"""Private folders, with KV or documents: their owner, their lock, and files that are written whole or not at all.
+"""Private folders for KV or documents: checks of their owner, locks, and files that are written whole or not at all.
 
-Whoever can write to such a folder can change answers, so only the owner may write to it.
+Whoever can write to such a folder can change answers. So it must not be writable for anyone but its owner.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ MOST_SERVERS = 16  # servers that share a folder, each with a separate place in 
 
 
 class FolderError(Exception):
-    """A folder cannot or must not have KV or documents. The message has its name, the reason, and what was expected."""
+    """A folder cannot be used for KV or documents. The message has its name, the reason, and what was expected."""
 
 
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: the environment variable that may name the folder; a relative path in it is ignored.
-    usual: the default, below the home.
+    variable: the environment variable that may name the folder. If it has a relative path, it is ignored.
+    usual: the default, relative to the user's home.
     """
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else home_folder() / usual
 
 
 def home_folder() -> Path:
-    """Return the user's home. If HOME is empty or relative, the system is asked. Raises FolderError."""
+    """Return the user's home folder. If HOME is empty or relative, use the system's user database. Raises FolderError."""
     try:
         if os.path.isabs(os.environ.get("HOME", os.sep)):
             return Path.home()
@@ -46,9 +46,11 @@ def home_folder() -> Path:
 
 
 def own_folder(path: Path, flag: str) -> Path:
-    """Return `path`, made if it is missing, as a folder that no other user can write to. Raises FolderError.
+    """Make the folder `path` if it is missing, check that only this user can write to it, and return it.
 
-    flag: the setting that names the folder, for the message.
+    Raises FolderError.
+
+    flag: the setting that names the folder, for error messages.
     """
     try:
         if not path.is_dir():
@@ -73,10 +75,10 @@ MOST_TRIES = 10  # to lock a file that other servers remove; on some file system
 
 
 def lock(file: Path) -> int:
-    """Lock a file, which is made if it is missing, until its descriptor is closed or this process ends.
+    """Lock a file. The file is made if it is missing.
 
-    Return the descriptor. Raises BlockingIOError if it is locked already, and OSError, also if the platform has no such
-    locks.
+    Return a descriptor. The lock ends when the descriptor is closed or this process ends. Raises BlockingIOError if the file
+    is locked already, and OSError for other errors, for example if the platform has no such locks.
     """
     for _ in range(MOST_TRIES):
         descriptor = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
@@ -113,16 +115,18 @@ def locked_folder(folder: Path) -> tuple[Path, int]:
 
 
 def places(folder: Path) -> Iterator[Path]:
-    """Yield a folder, then the folders next to it for servers that find it locked."""
+    """Yield a folder, and then the folders next to it that servers use if they find it locked."""
     return (folder.with_name(f"{folder.name}-{number}") if number else folder for number in range(MOST_SERVERS))
 
 
 @contextmanager
 def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -> Generator[BufferedWriter]:
-    """Open a new file that replaces `path` at the end, whole or not at all. Raises OSError.
+    """Open a new file, which replaces the file `path` at the end of the block. Raises OSError.
 
-    syncs: replace it only once the new file is on the disk.
-    used: the time of the new file, ns.
+    If the block raises, the file `path` stays as it was.
+
+    syncs: whether to wait until the new file is on the disk before it replaces `path`.
+    used: the modification time of the new file, ns; None: the time now.
     """
     aside = path.with_name(f".{secrets.token_hex(8)}.tmp")  # a random name: two servers may write the same file
     try:
@@ -141,7 +145,7 @@ def written_aside(path: Path, *, syncs: bool = False, used: int | None = None) -
 
 
 def remove_stale(folder: Path) -> None:
-    """Delete the unfinished files (*.tmp) of servers that have ended."""
+    """Delete unfinished files (*.tmp) that are so old that the servers that wrote them must have ended."""
     for leftover in folder.glob("*.tmp"):
         with contextlib.suppress(OSError):
             if leftover.stat().st_mtime < time.time() - STALE:

@@ -1,9 +1,9 @@
-"""The file format of a record and of a saved slot, and the provenance of KV.
+"""The file format of records and of saved slots, and the provenance of KV. A record's file consists of these parts:
 
-    magic | length of the head | its digest | head (JSON) | tokens | KV
+    magic | length of the head | digest of the head | head (JSON) | tokens | KV | recurrent state, if any
 
-The head has the sizes and digests of tokens and KV. Digests (XXH3, 128 bits) show damage, not forgery: anyone can compute
-them.
+The head has the sizes and digests of the parts after it. Digests (XXH3, 128 bits) reveal damage, but no forgery, since
+anyone can compute them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MOST_USES, MOST_COST = 1 << 10, 1e3  # limits on the worth that a file states: n
 
 
 # ---- Provenance ---------------------------------------------------------------------------------------------------------
-# The model and the settings that computed a run's KV. Only the same model with the same settings may take it back.
+# The model and the settings that computed a run's KV. Only the same model with the same settings may use it.
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Digests of what computed KV, each of 32 hexadecimal digits.
+    """The model and everything else that KV depends on, as two digests of 32 hexadecimal digits each.
 
     model: the digest of the model's files.
     settings: the digest of everything else that changes KV: settings, build and CPU.
@@ -59,11 +59,11 @@ class Provenance:
 
     @property
     def folder(self) -> str:
-        """The name of the folder for this KV in this format."""
+        """The name of the folder for KV of this provenance, in the current file format."""
         return self.folder_of(FORMAT)
 
     def folder_of(self, version: int) -> str:
-        """Return the name of the folder for this KV in a version of the format. Up to version 2, the name had no version."""
+        """Return the name of the folder for KV of this provenance, in a certain version of the file format."""
         parts = self.model + self.settings + (str(version) if version > 2 else "")
         return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
 
@@ -72,21 +72,23 @@ class Provenance:
 
 
 class CorruptFile(ValueError):
-    """A file whose content is not what was written."""
+    """The content of a file is not what was written."""
 
 
 class ForeignFile(CorruptFile):
-    """A file of another model, or of other settings."""
+    """A file has KV of another model, or of other settings."""
 
 
 class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The head of a file.
+    """The head of a record's file.
 
-    tokens: the number of tokens.
-    size: the bytes of KV and state.
+    model, settings: the provenance of the KV.
+    start: the position of the first token with KV.
+    tokens: the number of tokens, from position 0 on.
+    size: the bytes of the KV and the state together.
     path: the digest of the tokens.
     data: the digest of the KV and the state.
-    state: how many of the last bytes are a recurrent state.
+    state: the bytes of the recurrent state; 0: no state.
     """
 
     model: HexDigest
@@ -103,7 +105,7 @@ class Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: Large = 0
 
     def check(self, made_by: Provenance) -> None:
-        """Compare the head with itself and with this server. Raises CorruptFile and ForeignFile."""
+        """Check that the head does not contradict itself, and has this provenance. Raises CorruptFile and ForeignFile."""
         if self.start >= self.tokens or self.state > self.size or any(at > self.start for _, at in self.documents):
             raise CorruptFile("its positions contradict each other")
         if self.model != made_by.model:
@@ -118,7 +120,7 @@ two threads, such as those that read the disk, do this at once."""
 
 
 def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
-    """Return a record's file, in parts."""
+    """Return the content of a record's file, in parts."""
     tokens, data = record.tokens.astype("<i4").tobytes(), [record.data.data]
     if record.state is not None:
         data.append(record.state.data)
@@ -144,7 +146,7 @@ def encode(record: Record, made_by: Provenance) -> list[bytes | memoryview]:
 
 @contextmanager
 def open_file(path: Path) -> Generator[BufferedIOBase]:
-    """Open a regular file; a pipe of that name would block for ever. Raises OSError and CorruptFile."""
+    """Open a file. Raises OSError, and CorruptFile if it is no regular file: a pipe would block for ever."""
     with open(os.open(path, os.O_RDONLY | WITHOUT_WAITING), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CorruptFile("it is not a file")
@@ -152,7 +154,7 @@ def open_file(path: Path) -> Generator[BufferedIOBase]:
 
 
 def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
-    """Return the record in the next `size` bytes of a file. Raises CorruptFile, ForeignFile and OSError."""
+    """Return the record that the next `size` bytes of a file contain. Raises CorruptFile, ForeignFile and OSError."""
     head, tokens = read_path(file, size, made_by)
     data = _read(file, head.size, head.data, "its checksum is wrong")
     return Record(
@@ -168,7 +170,7 @@ def read(file: BufferedIOBase, size: int, made_by: Provenance) -> Record:
 
 
 def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Head, np.ndarray]:
-    """Return the head and the tokens (int32) of the record in the next `size` bytes.
+    """Return the head and the tokens (int32) of the record that the next `size` bytes of a file contain.
 
     Raises CorruptFile, ForeignFile and OSError.
     """
@@ -182,7 +184,7 @@ def read_path(file: BufferedIOBase, size: int, made_by: Provenance) -> tuple[Hea
 
 
 def read_head(file: BufferedIOBase) -> tuple[Head, int]:
-    """Return a file's head, and how many bytes precede the tokens. Raises CorruptFile and OSError."""
+    """Return the head of a record, and how many bytes there are before its tokens. Raises CorruptFile and OSError."""
     if file.read(len(MAGIC)) != MAGIC:
         raise CorruptFile("it is not one of this server's files")
     length = int.from_bytes(file.read(LENGTH), "little")
@@ -202,7 +204,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
 
 
 def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """Return the next bytes (uint8) of a file. Raises CorruptFile if their digest is wrong."""
+    """Return the next `size` bytes (uint8) of a file. Raises CorruptFile if they are missing or their digest is wrong."""
     data = np.empty(size, np.uint8)
     if file.readinto(data.data) != size or _digest(data.data) != digest:
         raise CorruptFile(complaint)
@@ -223,7 +225,10 @@ SIZE = struct.Struct("<Q")  # the size of a record, before it
 
 
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
-    """Write a file, whole or not at all, and return its size. Of two simultaneous writers one wins. Raises OSError."""
+    """Write a saved slot to a file, whole or not at all. Return the file's size. Raises OSError.
+
+    If two writers write the same file at the same time, it has the content of one of them.
+    """
     with written_aside(path, syncs=True) as file:
         for record in records:
             parts = encode(record, made_by)
@@ -233,13 +238,13 @@ def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
 
 
 def check(path: Path, made_by: Provenance) -> None:
-    """Read all of a file once, to find damage before any of it is used. Raises CorruptFile, ForeignFile and OSError."""
+    """Read a whole saved slot, to find damage before any of it is used. Raises CorruptFile, ForeignFile and OSError."""
     for _ in records(path, made_by):
         pass
 
 
 def records(path: Path, made_by: Provenance) -> Iterator[Record]:
-    """Yield a file's records one at a time, each checked. Raises CorruptFile, ForeignFile and OSError."""
+    """Yield the records of a saved slot one at a time, each checked. Raises CorruptFile, ForeignFile and OSError."""
     with open_file(path) as file:
         left = os.fstat(file.fileno()).st_size
         while left:
@@ -251,7 +256,7 @@ def records(path: Path, made_by: Provenance) -> Iterator[Record]:
 
 
 def _size(data: bytes) -> int:
-    """Return the size that precedes a record. Raises CorruptFile."""
+    """Return the size of the next record of a saved slot, from the bytes before it. Raises CorruptFile."""
     if len(data) != SIZE.size:
         raise CorruptFile("it ends too early")
     return SIZE.unpack(data)[0]

@@ -1,8 +1,8 @@
 """The index of a tier's records: which records continue a prompt, and which one is evicted first.
 
-The record of the lowest priority is evicted first (PGDSF, with the index's own clock); of equal records, the least recently
-used one. A run is useless without the runs before it. So a record has at least the priority of any record that depends on
-it, and is evicted later.
+The record with the lowest priority is evicted first (PGDSF, with the index's own clock). Of records with the same priority,
+the least recently used one is evicted first. A run is useless without the runs before it. So a record gets at least the
+priority of any record that depends on it, and is evicted after that record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ K = TypeVar("K")
 
 
 class Only(MutableMapping[K, "IndexNode"]):
-    """A mapping with at most one entry, in a fifth of the memory of a dict."""
+    """A mapping with at most one entry. It takes a fifth of the memory of a dict."""
 
     __slots__ = ("_key", "_node")
 
@@ -64,8 +64,8 @@ class Only(MutableMapping[K, "IndexNode"]):
 class IndexNode(Run["IndexNode"]):
     """A run whose KV is in records. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
-    covers: the `records`, in a compact form.
-    begins: the `documents_here`, as one flat tuple.
+    covers: the property `records`, in a compact form.
+    begins: the property `documents_here`, as one flat tuple.
     """
 
     __slots__ = ("_tokens", "begins", "covers")
@@ -90,12 +90,12 @@ class IndexNode(Run["IndexNode"]):
 
     @property
     def records(self) -> Collection[RecordEntry]:
-        """The records whose runs cover this run."""
+        """The records that contain the KV of this run."""
         return (self.covers,) if isinstance(self.covers, RecordEntry) else self.covers
 
     @property
     def documents_here(self) -> Iterator[tuple[IndexNode, str]]:
-        """The run before each document that ends with this run, and the document's key."""
+        """For each document that ends with this run, the run before the document and the document's key."""
         return zip(self.begins[::2], self.begins[1::2], strict=True)
 
 
@@ -111,13 +111,13 @@ class IndexRoot(IndexNode):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RecordEntry:
-    """A record of the run from position `start` to the end of `node`.
+    """A record in the index. It has the KV from position `start` to the end of `node`.
 
-    size: its bytes.
+    size: its size in bytes.
     used: the time of its last use, ns.
-    has_state: it has a recurrent state.
-    frequency, token_cost: as in `Node`; their product is the worth.
-    priority: the worth, plus the clock at the last use.
+    has_state: whether it has a recurrent state.
+    frequency, token_cost: as in `Node`. The record's worth is their product.
+    priority: the worth, plus the value of the index's clock at the last use.
     """
 
     key: str
@@ -140,11 +140,11 @@ class RecordEntry:
 
     @property
     def place(self) -> Place:
-        """The sort key of eviction: of records with the same priority and time, the deepest one is evicted first."""
+        """The sort key of eviction. Of records with the same priority and time, the deepest one is evicted first."""
         return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
-        """Yield the nodes that the record's run covers, last one first."""
+        """Yield the nodes of which the record has KV, last one first."""
         node: IndexNode | None = self.node
         while node is not None and node.end > self.start:
             yield node
@@ -152,16 +152,16 @@ class RecordEntry:
 
 
 Place = tuple[float, int, int, str]
-"""Priority, time of the last use, depth, key."""
+"""Priority, time of the last use (ns), negated start, key."""
 
 Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
-"""The records that cover a run: one, a tuple of a few, or a dict of many."""
+"""The records that contain the KV of a run: a single record, a tuple of a few, or a dict of many."""
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt whose KV is in records.
+    """Positions [start, stop) of a prompt, all of whose KV is in records. Between two stretches is a hole.
 
-    entries: these records, prefixes first. Between two stretches is a hole.
+    entries: these records, prefixes first.
     """
 
     entries: list[RecordEntry]
@@ -170,10 +170,10 @@ class Stretch(NamedTuple):
 
 
 class StoredEntry(Struct, frozen=True, array_like=True):
-    """An entry of a stored index.
+    """An entry in the file of an index.
 
-    parent: the key of an entry whose path leads to the start of this entry's run; empty: none.
-    tokens: the run's tokens, int32.
+    parent: the key of an entry with the KV directly before this entry's run; empty: there is none.
+    tokens: the tokens of the run, as int32.
     documents: (key, first position) of the documents that end with the run.
     """
 
@@ -192,7 +192,7 @@ class StoredEntry(Struct, frozen=True, array_like=True):
 
 
 class StoredIndex(Struct, frozen=True, array_like=True):
-    """A stored index: each entry follows its parent."""
+    """The content of an index's file. Each entry comes after its parent."""
 
     clock: float
     entries: list[msgspec.Raw]  # decoded one at a time: all together would take more memory than the index
@@ -202,9 +202,9 @@ ENTRIES, INDEXES = msgspec.msgpack.Decoder(StoredEntry), msgspec.msgpack.Decoder
 
 
 class RecordIndex(RadixTree[IndexNode]):
-    """All records of a tier, by key. Prompts are matched against it as against the cache itself: see `PrefixIndex`.
+    """The index of a tier's records, by key. Prompts are matched against it as against the cache: see `PrefixIndex`.
 
-    lock: guards everything, except that any thread may look up a key in `entries`.
+    lock: guards everything. Only looking up a key in `entries` needs no lock.
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class RecordIndex(RadixTree[IndexNode]):
     # ---- records come and go ---------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget all records. Needs the lock."""
+        """Forget all records. The caller holds the lock."""
         self.roots.clear()
         self.entries.clear()
         self.num_bytes = self._num_states = 0
@@ -239,7 +239,10 @@ class RecordIndex(RadixTree[IndexNode]):
         documents: Collection[tuple[str, int]] = (),
         has_state: bool = False,
     ) -> RecordEntry:
-        """Add a record with the KV of `tokens` (int32) from `start` on. The rest: see `RecordEntry`, `Record`."""
+        """Add a record with the KV of `tokens` (int32) from position `start` on.
+
+        The other arguments are as in `RecordEntry` and `Record`.
+        """
         ends = self.insert(self.root(scope), tokens, sorted({start, *(at for _, at in documents)}))
         node = ends[len(tokens)]
         for document, at in documents:
@@ -275,14 +278,17 @@ class RecordIndex(RadixTree[IndexNode]):
             self._unlink(node)
 
     def use(self, key: str, now: int) -> None:
-        """Count a use of a record now (ns)."""
+        """Count a use of a record at the time `now` (ns)."""
         if entry := self.entries.get(key):
             entry.frequency += 1
             entry.priority, entry.used = self._age + entry.frequency * entry.token_cost, now
             self._offer(entry)
 
     def touch_prefixes(self, entry: RecordEntry, now: int) -> list[RecordEntry]:
-        """Mark the records before a record as used after `now`, the first record of the path last. Return these records."""
+        """Mark the records before a record as used, at times after `now` (ns). Return these records.
+
+        The first record of the path gets the latest time.
+        """
         *_, first = entry.runs()
         in_front = (node.records for node in path(first.parent or first) if node is not first)
         found = list(dict.fromkeys(next(iter(covers)) for covers in in_front if covers))
@@ -293,17 +299,17 @@ class RecordIndex(RadixTree[IndexNode]):
         return found
 
     def stands_on_records(self, scope: Scope, start: int, tokens: np.ndarray) -> bool:
-        """Return whether records have all KV before position `start`."""
+        """Return whether records have all KV of a prompt before position `start`."""
         match = self.match(scope, tokens[:start])
         return match.length == start and all(node.records for node in path(match.node))
 
     def of(self, names: Collection[str]) -> list[RecordEntry]:
-        """Return the records of scopes with these names, deepest first."""
+        """Return the records of all scopes with these names, deepest first."""
         found = [entry for entry in self.entries.values() if entry.scope.name in names]
         return sorted(found, key=lambda entry: -entry.start)
 
     def first_to_evict(self) -> RecordEntry | None:
-        """Return the record that is evicted next; no other record depends on it."""
+        """Return the record to evict next, on which no other record depends; None if there is no record."""
         if self._heap is None:
             self._heap = [entry.place for entry in self.entries.values()]
             heapq.heapify(self._heap)
@@ -319,7 +325,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return None
 
     def evict(self) -> RecordEntry | None:
-        """Forget the record that is evicted next, and return it. Later uses count for more."""
+        """Forget and return the record to evict next, and advance the clock to its priority."""
         if entry := self.first_to_evict():
             self._age = max(self._age, entry.priority)
             self.remove(entry)
@@ -341,7 +347,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return entry
 
     def _above(self, entry: RecordEntry) -> RecordEntry | None:
-        """Return a record that depends on this one, if there is one."""
+        """Return a record that depends on this one; None if none is found."""
         *_, first = entry.runs()
         later = itertools.islice(descendants(first), MOST_SEARCHED)
         others = (other for node in (first, *later) for other in node.records)
@@ -356,9 +362,9 @@ class RecordIndex(RadixTree[IndexNode]):
     # ---- prompts ---------------------------------------------------------------------------------------------------
 
     def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
-        """Return the stretches of a prompt that records have after its first `reached` tokens, prefixes first.
+        """Return the stretches of a prompt after its first `reached` tokens whose KV is in records, in order.
 
-        If the model has recurrent states, each stretch ends with a state, from which the prompt can continue.
+        If the model has recurrent states, each stretch ends with a state, so that the prompt can continue from there.
         """
         match = self.match(scope, tokens)
         nodes, stop = path(match.node)[::-1], match.length
@@ -370,7 +376,7 @@ class RecordIndex(RadixTree[IndexNode]):
         return found[::-1]
 
     def _last_stretch(self, nodes: list[IndexNode], reached: int, stop: int) -> Stretch | None:
-        """Return the last stretch on a path that lies after `reached`, up to `stop` at most."""
+        """Return the last stretch of a path between the positions `reached` and `stop`; None if there is none."""
         if not self._num_states:
             return _covering(nodes, reached, stop)
         for at, last in reversed(list(enumerate(nodes))):
@@ -392,11 +398,11 @@ class RecordIndex(RadixTree[IndexNode]):
         )
 
     def saved_share(self, node: IndexNode) -> float:
-        """Return 1: the reuse of a run saves all of its time, as if nothing had to be read."""
+        """Return 1, as if reading a run took no time, so that its reuse saves all of its computing time."""
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return a guess, since an index does not know the device."""
+        """Return a guess, since an index does not know how fast the device is."""
         return new * GUESSED_NS / 1e9
 
     def continued(self, origin: IndexNode, match: Match[IndexNode]) -> int:
@@ -410,7 +416,7 @@ class RecordIndex(RadixTree[IndexNode]):
     # ---- a file ----------------------------------------------------------------------------------------------------
 
     def stored(self) -> bytes:
-        """Return the index as the content of a file. It takes the lock for one record at a time."""
+        """Return the index as the content of a file. The lock is held for one record at a time."""
         stored: list[msgspec.Raw] = []
         for entry in sorted(self.entries.copy().values(), key=lambda entry: entry.start):
             with self.lock:
@@ -419,10 +425,10 @@ class RecordIndex(RadixTree[IndexNode]):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of `stored`, with the clock at 0 again. Raises ValueError if `content` does not come from
-        `stored`. Needs the lock.
+        """Add the records of an index's file. The caller holds the lock. Raises ValueError for any other content.
 
-        The worth of a record beyond the clock is bounded, whatever the file says.
+        The clock starts at 0 again, so its old value is subtracted from all priorities. The result is limited, whatever the
+        file says.
         """
         stored, scopes = INDEXES.decode(content), dict[str, Scope]()
         if not math.isfinite(stored.clock):
@@ -445,7 +451,10 @@ class RecordIndex(RadixTree[IndexNode]):
                     _place(begin, document, node)
 
     def _end_at(self, entry: RecordEntry | None, at: int) -> IndexNode | None:
-        """Return the node of a record's path that ends at a position; a run is cut there if need be."""
+        """Return the node of a record's path that ends at position `at`. If need be, cut a run there.
+
+        Return None if the path does not reach this position.
+        """
         node = entry.node if entry is not None else None
         while node is not None and node.start >= at > 0:
             node = node.parent
@@ -481,7 +490,7 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Note that a document starts after `origin` and ends with `end`. This replaces the key's earlier end."""
+    """Note that document `key` starts after `origin` and ends with `end`. An earlier end of it is replaced."""
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
@@ -489,7 +498,7 @@ def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
 
 
 def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
-    """Return a mapping with one more node: the same mapping, or a new one that takes less memory."""
+    """Return a mapping with one more node. It may be the same mapping, or a new one that takes less memory."""
     if not nodes:
         return Only(key, node)
     more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes
@@ -498,9 +507,9 @@ def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
 
 
 def _covering(nodes: list[IndexNode], at: int, stop: int) -> Stretch | None:
-    """Return the last stretch of a path that records cover without a hole, after `at` and up to `stop` at most.
+    """Return the last stretch of a path between the positions `at` and `stop`; None if there is none.
 
-    The search goes from the end back, since the last runs of a path are in the fewest records.
+    The search goes backward from the end, since the last runs of a path are in the fewest records.
     """
     chosen: list[RecordEntry] = []
     end = first = stop

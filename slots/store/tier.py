@@ -1,12 +1,13 @@
 """The protocol of tiers below host memory, and the writes to them.
 
-    device        cells of the pool      PrefixTree and its device
-     |   ^        Save and Restore, operations of a step
-    host memory   copies of runs         HostMemory, of the prefix tree, or of states (models that cannot be cut)
-     |   ^        written by `WriteBehind`, fetched by `Fetches`
-    lower tiers   records                DiskTier
+    device         cells      PrefixTree, DeviceCells
+     |    ^                   Save, Restore
+    host memory    copies     HostMemory
+     |    ^                   WriteBehind, Fetches
+    lower tiers    records    DiskTier
 
-A new tier is a class with the methods of `LowerTier` and one more entry in `server.load.lower_tiers`.
+The table shows what each tier contains, and the class that manages it. Between two tiers are the names of what moves KV down
+and up. To add a tier, write a class with the methods of `LowerTier`, and add it to `server.load.lower_tiers`.
 """
 
 from __future__ import annotations
@@ -21,76 +22,75 @@ from .record_index import RecordIndex
 
 
 class LowerTier(Protocol):
-    """A tier that may outlive the server.
+    """A tier below host memory, whose records may outlive the server.
 
-    Several threads call it: the engine's thread puts records, other threads read or drop them.
+    Several threads call it: the engine's thread calls `put`, other threads read or drop records. `put` must not block, since
+    it is called between two steps of the engine.
 
-    `put` must not block: it runs between two steps of the engine.
-
-    index: all records, by key (`file_name`).
+    index: the index of all records. A record's key is its `file_name`.
     """
 
     @property
     def name(self) -> str:
-        """The short name of the tier, for reports of the origin of a prompt's tokens, and for names of metrics."""
+        """The short name of the tier. Reports use it as the origin of reused tokens, and names of metrics contain it."""
         ...
 
     index: RecordIndex
     max_bytes: int
-    """Most bytes of its records."""
+    """The most bytes that its records may have."""
     num_written: int
-    """Records written, ever."""
+    """How many records were written since the start."""
     num_refused: int
-    """Records that were damaged, and are gone."""
+    """How many records were deleted because they were damaged."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its records."""
+        """The bytes of its records."""
         ...
 
     def __str__(self) -> str:
-        """Return the place of its records, for the log."""
+        """Return where the records are, in words for the log."""
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would take `num_bytes` bytes now; fast, for the engine's thread."""
+        """Return whether `put` would accept `num_bytes` bytes now. This must be fast, for the engine's thread."""
         ...
 
     def put(self, record: Record) -> bool:
-        """Keep a record, and evict older ones if need be. False: the record is refused."""
+        """Keep a record, and evict other records if need be. Return False if the record is refused."""
         ...
 
     def get(self, key: str, /) -> Record | None:
-        """Return a record; None if it is gone. It may take long."""
+        """Return the record with a key; None if it is gone. This may take long."""
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of all scopes with this scope's name, whatever their adapters. Return once they are gone."""
+        """Forget the records of all scopes with this scope's name, whatever their adapters. Wait until they are gone."""
         ...
 
     def wait(self) -> None:
-        """Return once the index has all records of an earlier process."""
+        """Wait until the index has all records of earlier processes."""
         ...
 
     def __contains__(self, key: str, /) -> bool:
-        """Return whether a record is stored or about to be, and no drop of its scope is under way.
+        """Return whether a record is stored or about to be stored, and its scope is not being dropped.
 
-        Fast, for the engine's thread.
+        This must be fast, for the engine's thread.
         """
         ...
 
     def close(self) -> None:
-        """Finish pending writes, within some seconds."""
+        """Finish pending writes. Give up after some seconds."""
         ...
 
 
 class WriteBehind:
-    """Passes each new copy of KV to lower tiers once, in the engine's thread.
+    """Passes each new copy in host memory to the lower tiers once, in the engine's thread.
 
-    lower: the tiers that get copies.
+    lower: the tiers to which the copies are passed.
 
-    Runs of private scopes, and runs that no later process could use, stay in host memory. Host memory asks this object what
-    the lower tiers have: see `Below`.
+    Copies of private scopes, and copies that no later process could use, are not passed on. Through this object, host memory
+    also knows what the lower tiers have: see `Below`.
     """
 
     def __init__(self, host: HostMemory, lower: Sequence[LowerTier]) -> None:
@@ -108,7 +108,7 @@ class WriteBehind:
         return any(below.has_room(num_bytes) for below in self.lower)
 
     def write(self) -> None:
-        """Pass on the copies that were made since the last call."""
+        """Pass on the copies that were made since the last call of this method."""
         for node in self._host.take_unsaved() if self.lower else ():
             record = self._host.get(node)
             if record is not None and record.scope.may_outlive:
