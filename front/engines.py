@@ -64,7 +64,7 @@ class EngineFeedback:
 
 
 class FirstChunk:
-    """Notes when the first token of an answer comes, and reads nothing else.
+    """Records the time of an answer's first token. Reads nothing else from the answer.
 
     prefill: measures how long the prompt waits for this token.
     """

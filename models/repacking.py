@@ -73,10 +73,11 @@ def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = l
 
 
 def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> bool:
-    """Return whether to repack weights. The first start with this folder of KV calls `choose`, and stores the choice.
+    """Return whether to repack weights. When a server first starts with this folder of KV, `choose` decides.
 
-    Later starts use the stored choice, because KV of one layout cannot be used with the other layout, and `choose` could
-    decide otherwise if free memory has changed. If memory is too small for repacked weights, they stay plain anyway.
+    The choice is stored in the folder. Later starts use the stored choice, because KV of one layout cannot be used with
+    the other layout, and `choose` could decide otherwise if free memory has changed. If memory is too small for repacked
+    weights, they stay plain anyway.
 
     choose: returns the choice, or None for no choice, which is not stored.
 

@@ -101,7 +101,7 @@ def learn(render: Render) -> TemplateFeatures:
 
 
 def _learn_contents(render: Render) -> TemplateFeatures:
-    """Find the first features with which the template shows a user's content."""
+    """Try the forms of a user's content in turn. Return the first one whose text the template shows."""
     candidates = [TemplateFeatures(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
     message = {"role": "user", "content": "needle"}
     return next((features for features in candidates if "needle" in render(features, [message], False)), TemplateFeatures())

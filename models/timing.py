@@ -265,7 +265,7 @@ class DeviceTiming(Timing):
         return self._save_scattered()
 
     def _saves(self, _: Times) -> dict[str, float]:
-        """Time saving scattered tokens, and as many adjacent tokens, of a hybrid model.
+        """Measure how long a hybrid model takes to save scattered tokens, and to save the same number of adjacent tokens.
 
         Both times include work that does not depend on the tokens' cells, such as copying the recurrent state.
         """

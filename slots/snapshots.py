@@ -42,7 +42,7 @@ class SnapshotState(StrategyState):
     taken: Node | None = None
 
     def forget_unmade(self) -> None:
-        """Forget the run of the last snapshot, which may no longer be in the tree."""
+        """Forget which run the last snapshot belongs to: the run may no longer be in the tree."""
         self.taken = None
 
 

@@ -500,7 +500,7 @@ class Generation:
     def _seconds(self, start: int, stop: int) -> float:
         """Estimate the prefill seconds of the prompt's tokens at positions [start, stop).
 
-        A reused token counts with the time that its reuse saved. A computed token counts with `_seconds_each`.
+        Each reused token adds the time that its reuse saved. Each other token adds `_seconds_each`.
         """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
