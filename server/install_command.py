@@ -93,7 +93,7 @@ def _described(build: str) -> str:
 
 
 def _take(build: str, is_asked: bool) -> None:
-    """Fetch a build. If it is for a GPU, try it there, and also fetch the CPU's build. Raises InstallError and OSError.
+    """Fetch a build. If it is for a GPU, try it on the GPU, and also fetch the CPU's build. Raises InstallError and OSError.
 
     is_asked: whether the user has named this build. If so, CUDA libraries that it lacks are also fetched.
     """

@@ -1,6 +1,6 @@
 """`slotcache launch CLIENT`: starts a coding agent with settings for this server. If no server runs, it starts one.
 
-Each client reads its settings from another place, which its documentation describes:
+Each client reads its settings from a different place, which the client's documentation describes:
 
     Claude Code   environment variables, and the file of --settings
     Codex         config.toml in the folder CODEX_HOME

@@ -1,4 +1,4 @@
-"""`slotcache batch IN -o OUT`: answers the requests in a file within this process, without opening a port."""
+"""`slotcache batch IN -o OUT`: answers the requests in a file. The model runs in this process, and no port is opened."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 
 
 def unattended(settings: Settings) -> Settings:
-    """Return settings for a process in which no client waits for a single answer.
+    """Return settings for a process in which no client waits for an individual answer.
 
     Prefill has no budget, since nobody watches the answers that it delays. The queue takes all requests, and each request
     uses the cache. Nothing is prefilled for a next turn.

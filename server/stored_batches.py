@@ -1,4 +1,4 @@
-"""The files that earlier versions stored for `/v1/files` and `/v1/batches`: counted at each start, deleted on command."""
+"""Counts the files that earlier versions stored for `/v1/files` and `/v1/batches`, and deletes them on command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class StoredBatches:
 
 
 def at_start(cache_dir: str) -> str:
-    """Return a line about files of earlier versions in --cache-dir and how to delete them. Empty if there are none."""
+    """Return a line that counts the files of earlier versions in --cache-dir, and says how to delete them.
+
+    Empty if there are none.
+    """
     if not cache_dir:
         return ""
     with suppress(OSError):  # the start itself refuses an unusable folder

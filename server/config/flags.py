@@ -222,7 +222,7 @@ class Parser(argparse.ArgumentParser):
 def add_arguments(parser: argparse.ArgumentParser, shown: bool = True) -> None:
     """Add the flags of all settings to a parser, and the other flags of llama-server, which are refused or have no effect.
 
-    shown: whether --help shows the first settings of each topic; otherwise it shows no setting. --help-all shows all.
+    shown: whether --help shows the settings in each `Topic.first`; otherwise it shows no setting. --help-all shows all.
     """
     parser.set_defaults(notes=[], given=frozenset(), from_file=frozenset())
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help=f"show all {len(SETTINGS)} flags, and exit")

@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def may_be_bare(self) -> bool:
-        """Whether the flag may have no value. It then means `on`."""
+        """Whether the flag may be given without a value, which means `on`."""
         return self.is_switch or {"on", "off"} <= {*self.choices}
 
     @property
@@ -171,7 +171,7 @@ def _setting(declared: Field[Value], default: Value, kind: type) -> Setting:
 
 
 def _about_number(name: str) -> dict[str, Any]:
-    """Return the metadata of a sampling parameter, in the form in which `row` makes it for other settings."""
+    """Return the metadata of a sampling parameter, with the same keys as `row` uses for other settings."""
     number = NUMBERS[name]
     return {
         "flags": number.flags,
@@ -214,7 +214,7 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 class Settings(Numbers):
     """The settings of a server.
 
-    `Numbers` adds the sampling parameters. Their settings are the defaults for the fields of requests.
+    `Numbers` adds the sampling parameters. Their values are the defaults for fields of requests.
     """
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model to download; if unset, a built-in model. Repeat it for several models; NAME=FILE names one", separator="\n", llama="LLAMA_ARG_MODEL")

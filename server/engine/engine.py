@@ -60,7 +60,7 @@ class Inbox:
             return self._closed is None
 
     def ask(self, question: Callable[[], T]) -> Future[T]:
-        """Have the engine's thread run a function between two steps.
+        """Ask the engine's thread to run a function between two steps.
 
         The returned future gets the function's result or exception. If the inbox is already closed, the future gets a
         RequestError with status 503.
@@ -141,7 +141,7 @@ class Sleep:
     The methods from `is_asleep` to `keep` may be called in any thread. The methods from `seconds_left` on may be called
     only in the engine's thread.
 
-    On a shared device the models take turns. This turn ends because another model waits for the device:
+    On a shared device the models take turns. The turn in this diagram ends because another model waits for the device:
 
         on_want, grant, load |-- steps --|-- lingers --| unload, on_free
                                      last_use
@@ -511,7 +511,7 @@ class Engine:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Queue all of the generations.
 
-        If the engine is stopped or a parameter is bad, raises RequestError, and queues none of them.
+        Raises RequestError if the engine is stopped or a parameter is bad. None of the generations is queued then.
 
         The samplers are made here, so that a bad parameter raises in the caller's thread.
         """
@@ -763,7 +763,7 @@ class Engine:
     def _end_sleep(self, error: Exception | None) -> None:
         """Handle the end of a load. If the load failed, fail the waiting requests; the next request starts another load.
 
-        The engine warms up only at its start, because the results stay valid when the model is loaded again.
+        A later load needs no warm-up, because what the warm-up found out at the start stays valid.
         """
         if error is not None:
             self.generations.fail(list(self.scheduler.waiting), not_loaded(error))

@@ -81,7 +81,7 @@ def search(wanted: MemoryPlacement, concessions: Sequence[Concession], excess: E
 def _raised(found: MemoryPlacement, concession: Concession, most: int, excess: Excess) -> MemoryPlacement:
     """Raise one quantity of a fitting placement, to at most `most`, as far as the placement still fits. Return the result.
 
-    Each tried value may load a model again, so there should be few of them. Memory grows linearly with most quantities, so
+    Trying a value may load a model again, so few values should be tried. Memory grows linearly with most quantities, so
     the next value is interpolated. If a tried value narrows the range by less than half, the next value halves the range.
     """
 
@@ -152,7 +152,8 @@ class Limit:
     """The memory of one device, in bytes, and how much of it the model may use.
 
     free: the free memory; infinite if the device does not report it. cap: the value of --device-memory; 0: no cap. aside:
-    bytes that stay free whatever the margin. lent: the names of the integrated GPUs that use this memory.
+    at least this many bytes stay free, even if the margin is smaller. lent: the names of the integrated GPUs that use this
+    memory.
 
     counts_weights: whether weights in this memory count as used memory. If a GPU has memory of its own, the weights in host
     memory do not count: they are mapped from the file, so the system may drop them and read them again.
@@ -171,12 +172,13 @@ class Limit:
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
         """Return the bytes that the model uses beyond `most`; 0 or less if it fits.
 
-        use: the use of this device. others: the uses of all devices, which include integrated GPUs with the same memory.
+        use: the use of this device. others: the uses of all devices. Integrated GPUs among them may use the
+        same memory.
         """
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
     def shared(self, uses: Sequence[Use]) -> int:
-        """Return the number of bytes that integrated GPUs use of this memory."""
+        """Return how many bytes of this memory are used by integrated GPUs."""
         return sum(use.total for use in uses if use.device in self.lent)
 
     def why(self, margin: int) -> str:
@@ -436,9 +438,9 @@ def rope_scaling_of(settings: Settings) -> RopeScaling:
 
 
 class Measure:
-    """Counts the memory of contexts by simulating the model.
+    """Simulates the model to find out how much memory a context takes.
 
-    The last simulated model stays open, so that counting another context of this model takes only milliseconds.
+    The last simulated model stays open, so that measuring another context of this model takes only milliseconds.
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
@@ -450,7 +452,10 @@ class Measure:
         self.model.close()
 
     def __call__(self, settings: Settings) -> tuple[Use, ...]:
-        """Return the use of each device. Raises ModelError if llama.cpp cannot create the context: not only for memory."""
+        """Return the use of each device.
+
+        Raises ModelError if llama.cpp cannot create the context, whether for lack of memory or for another reason.
+        """
         if settings.ctx_size <= MOST_COUNTED:
             return self._counted(settings)
         half, most = (self._counted(replace(settings, ctx_size=cells)) for cells in (MOST_COUNTED // 2, MOST_COUNTED))
@@ -492,7 +497,7 @@ class Measure:
 
 
 def _further(one: Use, other: Use, steps: float) -> Use:
-    """Extrapolate a device's use from the uses of two contexts, of which `other` is the larger one.
+    """Extrapolate a device's use from its uses with a smaller context (`one`) and with a larger context (`other`).
 
     steps: how far the result lies beyond `other`, in multiples of the difference from `one` to `other`.
     """
@@ -708,8 +713,8 @@ def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = 
     """Replace `--repack auto` by the faster layout of the weights.
 
     The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact
-    to the bit. With --cache-dir, the choice of the first start is stored there and kept, because KV of one layout cannot be
-    used with the other. progress: as in `Model`.
+    to the bit. With --cache-dir, the first start stores its choice there, and later starts keep it, because KV of one layout
+    cannot be used with the other. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

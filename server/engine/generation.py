@@ -51,8 +51,8 @@ class Delta:
     """The next piece of the answer's text, with its tokens.
 
     logprobs: one entry for each token, if the request asks for logprobs. num_generated: the number of the answer's tokens
-    up to the end of this piece. is_last: whether the answer ends with this piece. kept: if a stop string cuts the last
-    token with logprobs, the number of this token's characters in the answer; None: all of them.
+    up to the end of this piece. is_last: whether the answer ends with this piece. kept: how many characters of
+    the last token that has logprobs are in the answer, as a stop string may cut this token; None: all of them.
     """
 
     text: str
@@ -223,8 +223,8 @@ class Pending:
 
     shows_logprobs: whether the answer shows logprobs. If so, text is sent only in whole tokens, so that the sent tokens
     spell the sent text. Otherwise `text` is sent with all tokens, even if the text of the last tokens is still held back.
-    logprobs: one entry for each token. ends: for each token, the position at which its text ends: in `text`, or beyond the
-    end of `text` if the token's text is held back.
+    logprobs: one entry for each token. ends: the end of each token's text, as a position in `text`. If the token's text
+    is held back, the position lies beyond the end of `text`.
     """
 
     shows_logprobs: bool
@@ -240,7 +240,7 @@ class Pending:
             self.logprobs.append(logprobs or Logprobs.certain(token))
 
     def settle(self, text: str, num_unsettled: int) -> None:
-        """Add the text that may be sent since the last token was pushed.
+        """Add the text that may be sent now that the last token was pushed.
 
         num_unsettled: the number of characters after this text that are still held back.
         """
@@ -360,8 +360,8 @@ class Generation:
     def is_turn_of(self, request: Generation) -> bool:
         """Return whether this generation computes the prompt of `request` ahead.
 
-        It does if its question is the question of `request`, or the start of that question, as when a person was still
-        typing. Both must have the same scope.
+        It does if both have the same scope, and if the question of this generation is the question of `request` or the start
+        of that question, as when a person was still typing.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
@@ -490,7 +490,8 @@ class Generation:
     def _reordered(self) -> Reordering | None:
         """Return what the order of the documents gained.
 
-        All choices of a prompt report the gain of the first choice. The other choices would reuse its KV in any order.
+        All choices of a prompt report the first choice's gain. The other choices reuse the first choice's KV, so the order
+        of the documents gains nothing for them.
         """
         leader = self.first or self
         return reordering(
@@ -500,7 +501,7 @@ class Generation:
     def _seconds(self, start: int, stop: int) -> float:
         """Estimate the prefill seconds of the prompt's tokens at positions [start, stop).
 
-        Each reused token adds the time that its reuse saved. Each other token adds `_seconds_each`.
+        Each reused token adds the time that its reuse saved. Each other token adds the average time of a computed token.
         """
         saved, reused = 0.0, 0
         for span in self.job.reuse.spans:
@@ -510,7 +511,7 @@ class Generation:
 
     @property
     def _seconds_each(self) -> float:
-        """The average seconds of a computed prompt token."""
+        """The average time to compute a token of the prompt, in seconds."""
         return (self.first_token - self.admitted) / max(self.job.num_prompt - self.job.reuse.cached, 1)
 
     def _reused(self, layout: Layout) -> Reused:

@@ -144,9 +144,9 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Note when requests were admitted, and show their prompts to their samplers.
+        """Set the times at which requests were admitted, and show their prompts to their samplers.
 
-        A preempted request that is admitted again keeps its first time.
+        A preempted request that is admitted again keeps the time of its first admission.
         """
         now = perf_counter()
         for id in ids:
@@ -163,7 +163,7 @@ class Generations:
                 self.samplers[id].prime(generation.job.ids(0, generation.job.num_prompt))
 
     def push(self, job: Job, token: int) -> None:
-        """Add the tokens that a job got from one step to its generation.
+        """Add to a job's generation the tokens that the job got from one step.
 
         First comes `token`, then the accepted drafted tokens, then the tokens that a grammar determines. An error ends only
         this generation.
@@ -221,7 +221,7 @@ class Generations:
             self._outbox.put(generation, generation.progress(now))
 
     def end(self, generation: Generation) -> None:
-        """End a generation in the engine, unless it has already ended. Its client gets no event from this.
+        """End a generation in the engine, unless it has already ended. Send its client no event.
 
         Close the generation's sampler, and finish its request in the scheduler.
         """

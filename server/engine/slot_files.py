@@ -74,7 +74,7 @@ class SlotStore:
         return await self._thread.run(self._save, number, path)
 
     async def restore(self, number: int, path: Path) -> tuple[int, int]:
-        """Make the content of a file a slot's history. Return the number of tokens and the file's size in bytes.
+        """Replace a slot's history by the content of a file. Return the number of tokens and the file's size in bytes.
 
         Raises RequestError.
         """
@@ -157,7 +157,7 @@ class SlotStore:
         return self._histories.save(slot)
 
     def _remember(self, number: int, record: Record) -> int:
-        """Make the cached part of a record's tokens the history of a slot. Return the number of these tokens."""
+        """Replace a slot's history by the cached part of a record's tokens. Return the number of these tokens."""
         return self._histories.remember(self._slot(number), record.scope, record.tokens)
 
 

@@ -23,7 +23,7 @@ def empty_prefix(adapters: str) -> blake2b:
 
 
 def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
-    """Return the hash of the prefix that `tokens` (int32) extend. before: the hash of the prefix before `tokens`."""
+    """Return the hash of a prefix that ends with `tokens` (int32). before: the hash of the prefix without `tokens`."""
     hash = before.copy()
     hash.update(np.ascontiguousarray(tokens).data)
     return hash
@@ -50,8 +50,8 @@ Fields = dict[str, object]
 class DocumentUsage(TypedDict):
     """How much of a document came from the cache.
 
-    rank: the document's place in the retrieval order, from 1. moved: whether the document has another place than that
-    among the documents of the prompt.
+    rank: the document's place in the retrieval order, from 1. moved: whether the document's place among the prompt's
+    documents differs from its place among the request's documents.
     """
 
     id: str
@@ -116,9 +116,9 @@ class Report:
     fetch_time: the wait for KV from a tier below host memory. segments: only if the request asks for them. reordered: only
     if the documents are not in retrieval order.
 
-    The service sets four fields, each only on a condition. conversation: if the chat belongs to a conversation. retrieval:
-    if the server searched for documents. moved: if the server moved changed text of the instructions.
-    documents_in_text: if the server found documents in the text of a message.
+    The service sets the last four fields: `conversation` if the chat belongs to a conversation, `retrieval` if the server
+    searched for documents, `moved` if the server moved changed text of the instructions, and `documents_in_text` if the
+    server found documents in the text of a message.
     """
 
     slot: int
@@ -352,9 +352,9 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
 
 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
-    """Return at least `num_tokens` tokens, from a node's start along the most recently used children.
+    """Return the tokens from a node's start along the path of the most recently used children.
 
-    There are fewer if that path is shorter.
+    These are at least `num_tokens` tokens, unless the whole path has fewer.
     """
     runs = [node]
     while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:

@@ -1,6 +1,7 @@
 """The cache, the slots and the statistics as frozen values, for other threads.
 
-Only the engine's thread may read the cache. It answers each question between two steps, and the caller waits for that.
+Only the engine's thread may read the cache. The thread answers each question between two steps, and the caller waits for
+the answer.
 """
 
 from __future__ import annotations

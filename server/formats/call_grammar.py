@@ -176,10 +176,10 @@ class GrammarWriter:
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Return two rules for optional parameters. Any of the parameters may be missing, but their order is fixed.
 
-        The first rule matches any number of the parameters, also none, before a further parameter. The second rule matches
-        at least one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the first
-        half of the parameters and one for the second half. If instead the rule for each parameter contained the rule for the
-        next parameter, the rules would be nested as deep as there are parameters.
+        The first rule matches any number of the parameters, even none. A further parameter must follow. The second rule
+        matches at least one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the
+        first half of the parameters and one for the second half. This keeps the nesting of the rules shallow. If instead
+        each parameter's rule contained the rule of the next parameter, each parameter would add a level.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]

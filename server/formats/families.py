@@ -96,7 +96,7 @@ class Family:
 
     signs: texts that each chat template of the family contains.
     shapes: the forms of calls that the reader recognises.
-    noise: other tags, which are removed from the content.
+    noise: tags that have no meaning here, and are removed from the content.
     written: the form in which a grammar makes the model write calls.
     around: the tags around content.
     calls_end_reasoning: whether a call may begin inside reasoning. The call then ends the reasoning.
@@ -171,7 +171,7 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the end of a prompt from the tag that opens reasoning. Empty unless the prompt ends inside reasoning."""
+        """Return the reasoning at the end of a prompt, with its opening tag. Empty if the prompt ends outside reasoning."""
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)

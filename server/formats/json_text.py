@@ -338,8 +338,8 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 def literal(word: str, wanted: ParameterType) -> str:
     """Convert a word without quotes to JSON. The word comes from a notation in which strings have quotes.
 
-    The words null and None become null. Any other word gets a wanted type if it fits one. If not, it becomes a number, a
-    boolean or a string.
+    The words null and None become null. Any other word becomes a value of a wanted type if it fits one. If not, it becomes a
+    number, a boolean or a string.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
@@ -507,7 +507,7 @@ class _Schemas:
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
         """Return the schemas that give the type in place of `schema`. None if `schema` itself gives it.
 
-        They are the schema of `$ref` or, if there is no `type`, those of `anyOf` or `oneOf`, or the only one of `allOf`.
+        They are the schema of `$ref` or, without a `type`, those of `anyOf` or `oneOf`, or the only schema of `allOf`.
         """
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
@@ -549,7 +549,7 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type that allows these values: the JSON types of all values, and in `texts` the strings among them."""
+    """Return the type that allows these values. Its `kinds` are their JSON types, and `texts` has the strings among them."""
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -42,7 +42,7 @@ def short_id(digest: str) -> str:
 
 
 class Calls:
-    """Numbers the calls of one answer.
+    """Gives each call of one answer a number and an id.
 
     tools: the tools that may be called, with the types of their parameters.
     new_id: makes a call's id from a hexadecimal digest.
@@ -429,7 +429,7 @@ class TrimmedText:
     _spaces: list[tuple[int, int]] = field(default_factory=list)  # positions of the white space at the end
 
     def note(self, text: str, num_after: int = 0) -> None:
-        """Note the position of `text`, which was read just now. num_after: how many characters were read after `text`."""
+        """Store the position of `text`, which was read just now. num_after: how many characters were read after `text`."""
         if self.source is None:
             return
         shown = text.lstrip(SPACE) if self.begins else text
@@ -552,7 +552,7 @@ class TaggedAnswer:
 
     thinking: the tags around reasoning. None if reasoning stays in the content.
     calls_end: whether a call may begin inside reasoning. The call then ends the reasoning.
-    opened: the end of the prompt from the tag that opens reasoning. Empty if the prompt does not end inside reasoning.
+    opened: the reasoning at the end of the prompt, with its opening tag. Empty if the prompt ends outside reasoning.
     dropped: tags that never become content, such as control tokens.
     """
 
@@ -673,7 +673,8 @@ class Channels:
     message: the tag that ends a header.
     ends: the tags that end a message.
     to: finds the tool's name in a header. Its group is `name`.
-    reasoning, plain: the patterns of the headers of reasoning and of content. A header that fits neither becomes content.
+    reasoning, plain: the patterns of the headers of reasoning and of content. A header that fits neither is itself shown as
+    content.
     written_reasoning: the texts that models write before reasoning, and between reasoning and the next header. None if the
     models write no reasoning.
     """

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests. Limits bound the size and the speed of each body, and the memory of all bodies together."""
+"""Reads the bodies of requests, with limits on the size and speed of each body, and on the memory of all bodies together."""
 
 from __future__ import annotations
 

@@ -113,14 +113,14 @@ class GatheringTransport:
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
-    head: the most seconds until a request's head has arrived. If a body continues after its answer, also the most seconds
-    until the rest of the body has arrived.
-    patience: if written bytes wait for the client, the seconds in which it must read all of them, or at least `rate` bytes a
-    second.
+    head: the most seconds until a request's head has arrived. If the body of a request still arrives after the
+    answer has ended, also the most seconds until the rest of the body has arrived.
+    patience: if written bytes wait for the client, it must read all of them within this many seconds, or must read at least
+    `rate` bytes a second.
     bite: the most bytes of one read. The event loop waits while they are parsed, which takes 12 us even for a chunk of one
     byte.
-    credit: the most seconds for which a body counts as making progress although no byte arrives. Received bytes earn this
-    time at `rate` bytes a second.
+    credit: the most seconds for which a body counts as making progress although no byte arrives. Every `rate`
+    received bytes earn one second of this time.
     """
 
     server_state: Connections
@@ -192,7 +192,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that closes its sending side as disconnected. Only a write would show that it still reads."""
+        """Treat a client that closes its sending side as disconnected. Only a write would show whether it still reads."""
         self.gathering.flush()  # asyncio closes the transport after this call
 
     def on_response_complete(self) -> None:

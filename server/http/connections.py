@@ -60,12 +60,12 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Note that a connection waits for its client. A connection that already waits keeps its place in the order."""
+        """Add a connection to those that wait for their clients. One that already waits keeps its place in the order."""
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
     def works(self, connection: WaitingConnection) -> None:
-        """Note that a connection no longer waits for its client, or has ended."""
+        """Remove a connection from those that wait for their clients, because it works or has ended."""
         self._waiting.pop(connection, None)
 
     @property

@@ -48,7 +48,7 @@ def _is_small(found: Mapping[str, int]) -> bool:
 
 
 def outside_strings(text: bytes) -> Iterator[bytes]:
-    """Yield JSON text in pieces of about 256 KiB. A single quote mark stands for each string."""
+    """Yield JSON text in pieces. Each string becomes one quotation mark (`"`), or nothing if a piece ends within it."""
     is_inside, cut = False, b""
     for start in range(0, len(text), WINDOW):
         # Once pairs of backslashes and then escaped quotes are removed, each remaining quote begins or ends a string.

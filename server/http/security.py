@@ -1,4 +1,4 @@
-"""Decides by API key, host name and origin who may send requests.
+"""Decides who may send requests, by API key, host name and origin.
 
 The API key keeps other people out. The other two checks protect against web pages, because a page in a browser can send
 requests to localhost. A page may make a name of its site resolve to this machine (DNS rebinding), and the `Host` header then

@@ -38,7 +38,7 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Note the sender of the current request. The request's work then waits in the queue of this client.
+    """Set the sender of the current request. The request's work then waits in the queue of this client.
 
     key: a valid API key of the server, or empty. If invalid keys counted, one client could pretend to be many.
     """
@@ -70,7 +70,7 @@ class _Work(Generic[T]):
         self.ends = 0.0
 
     def disconnect(self) -> None:
-        """Note that the client has disconnected.
+        """Mark the client as disconnected.
 
         Work that has not started is dropped. Started work ends at its next `give_way`.
         """
@@ -79,7 +79,7 @@ class _Work(Generic[T]):
             self.turns.drop(self)
 
     def end(self, error: BaseException) -> None:
-        """End work that has not started, with an error."""
+        """End work that has not started. Its `future` raises the error."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -223,7 +223,7 @@ class Turns:
 class PromptThreads:
     """Makes prompts in threads, for the event loop. Small and large prompts have separate turns.
 
-    room: bytes of requests that may still be added, since requests take memory while they wait. A large request that exceeds
+    room: how many more bytes of requests may be added. Requests take memory while they wait, so a large request that exceeds
     `room` is refused. Small requests are never refused for this reason.
     num_open: the number of prompts that wait or are being made.
     """

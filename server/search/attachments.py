@@ -157,7 +157,7 @@ class Attachment:
             raise Disconnected
 
     def fail(self, error: str) -> None:
-        """Note why the file has no vectors. A search by words still works."""
+        """Store the reason why the file has no vectors. A search by words still works."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
@@ -459,7 +459,7 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return `vector`, which was computed once from `text` for the searches in all files."""
+    """Return `vector`, the vector of the query `text`. It is computed only once for the searches in all files."""
     return vector
 
 

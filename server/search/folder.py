@@ -169,7 +169,7 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Have the folders compared with the index after the current work. Until that is done, the index is not ready."""
+        """Ask for a comparison of folders and index after the current work. Until it is done, the index is not ready."""
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):

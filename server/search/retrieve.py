@@ -485,10 +485,10 @@ def without_documents(asked: ChatRequest) -> ChatRequest | None:
 
 
 def with_documents(asked: ChatRequest, hits: Iterable[Hit]) -> ChatRequest:
-    """Return a chat with the documents of a search added to its last question or, without a question, its last tool result.
+    """Add the documents of a search to a chat's last question or, if it has no question, to its last tool result.
 
-    If the message has a list of documents, the new documents are appended to the list. If it has none, the documents for a
-    question are appended to the chat's own list, and a tool result gets a new list.
+    Return the new chat. If the message has a list of documents, the new documents are appended to the list. If it has none,
+    the documents for a question are appended to the chat's own list, and a tool result gets a new list.
     """
     chunks = [hit.chunk for hit in hits]
     found: list[JsonValue] = [{"id": chunk.id, "title": chunk.title, "text": chunk.text} for chunk in chunks]

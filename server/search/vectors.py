@@ -240,7 +240,7 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer that unloads the model, and the time when it ends. It is started only if the model is loaded."""
+        """Return a timer that unloads the model, and the time at which it fires. It runs only if the model is loaded."""
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -277,8 +277,8 @@ def tokens_of(
     """Yield the field path of each text in the body, and the text's int32 tokens. Raises RequestError.
 
     A text without token ids gets the special tokens that the model expects around it. Token ids, and texts mixed with ids,
-    get no special tokens. If the caller cuts the end of a text, the text is tokenised only as far as the model's limit. The
-    same holds for a text of more than `MOST_COUNTED` letters that the caller will refuse.
+    get no special tokens. If the caller cuts the end of a text, the text is tokenised only to just beyond the model's limit.
+    The same holds for a text of more than `MOST_COUNTED` letters, if the caller refuses texts that are too long.
 
     given: a text, a list of token ids, a list that mixes both, `{"prompt_string": text}`, `{"content": [parts]}`, or a list
     of these.
@@ -608,7 +608,7 @@ class Embedding:
 
 
 class Reranking:
-    """Scores texts by how well they answer a query."""
+    """Gives each text a score that says how well it answers a query."""
 
     def __init__(self, worker: EmbeddingWorker) -> None:
         self._worker = worker
