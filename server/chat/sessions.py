@@ -45,7 +45,10 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this one. The tokens of this prompt's answer may differ there."""
+        """Return whether another prompt continues this one.
+
+        The other prompt may have other tokens than `self.tokens` for the answer.
+        """
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
