@@ -171,10 +171,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that end the reasoning. If the prompt opens none, or the answer may reason, return no pieces.
+        """Return the pieces that end the reasoning which the prompt opens. If it opens none, return no pieces.
 
-        An answer must not reason if its reasoning may have 0 tokens, or if the client sent its own grammar, since the
-        reasoning would have to fit this grammar, too.
+        If the answer may reason, return no pieces either. It must not reason if the limit of its reasoning is 0 tokens.
+        Nor must it if the client sent its own grammar, since the reasoning would have to fit this grammar, too.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):

@@ -203,7 +203,7 @@ class Sessions:
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
-        """Forget a session, and return its prompts. Without a name, forget all sessions of a scope except their prompts.
+        """Forget a session, and return its prompts. Without a name, forget all sessions of a scope, but keep their prompts.
 
         The prompts stay because their KV stays, too: a dropped scope keeps the KV of running requests.
         """
