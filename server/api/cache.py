@@ -58,8 +58,8 @@ async def contents(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Drop the cached KV of a scope, and the idle prefill that is queued for the scope.
 
-    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped; otherwise
-    the KV of all models is.
+    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped.
+    Otherwise, the KV of all models is dropped.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])

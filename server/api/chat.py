@@ -86,7 +86,7 @@ class ChatReply(ChoicesReply):
         return self._accounted(choice, answer.end)
 
     def _chunks(self, index: int, fragments: Sequence[Fragment], times: Fields) -> list[bytes]:
-        """Return one chunk for each fragment. times: the field `timings`, which each chunk gets; empty: no chunk gets it."""
+        """Return one chunk for each fragment. times: the field `timings`, which is added to each chunk, or no field."""
         write = _old_delta if self._is_old else partial(self._delta, index) if self._customs else _delta
         is_bare, sent = not (times or self._unsent[index]), list[bytes]()
         for fragment in fragments:
@@ -187,7 +187,7 @@ def _whole(reply: ChatReply, generation: Generation, end: End) -> bytes:
 
 
 async def show(request: Request) -> Response:
-    """Show a stored answer, or the text so far of an answer that is still generated (`?scope=`).
+    """Show a stored answer, or the content that an unfinished answer has so far (`?scope=`).
 
     Answers are stored if the request sets `on_disconnect` to `finish`.
     """

@@ -78,7 +78,7 @@ class CompactionOutput:
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events for a fragment of the summary. The events do not have its text."""
+        """Yield the events for a fragment of the summary. These events do not contain the fragment's text."""
         if isinstance(fragment, ContentText):
             if not self._texts:
                 yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}

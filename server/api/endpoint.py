@@ -132,7 +132,10 @@ def not_stored(id: str) -> RequestError:
 
 
 async def beside_others(request: Request, work: Callable[[], T]) -> T:
-    """Call `work`, which processes the request's body. If the body is large, call it in a thread to delay nobody."""
+    """Call `work`, which processes the request's body.
+
+    If the body is large, `work` runs in a thread, so that other requests do not have to wait for it.
+    """
     return work() if request.state.num_bytes < LARGE else await asyncio.to_thread(work)
 
 
@@ -207,7 +210,7 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 
 
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
-    """Let a model answer a request. If the model is not loaded, load it and wait. Raises RequestError.
+    """Make sure that a request's model is loaded: if it is not, load it and wait. Raises RequestError.
 
     Return False if the load takes longer than `patience` seconds. The load then goes on.
     """
@@ -247,13 +250,13 @@ async def prepare(
     kind: str = "",
     wake: Callable[[Sleep], None] = Sleep.wake,
 ) -> Prepared:
-    """Accept a request (see `Service.accept`). For a chat with `retrieval`, search for documents before that.
+    """Accept a request (see `Service.accept`). For a chat with `retrieval`, first search for documents.
 
     Raises RequestError.
 
     open_turn, wake: as in `Service.accept`.
     kind: the prefix of the answer's id; empty: the prefix of OpenAI's chats and completions. If the answer's stream has
-        already begun, it has an id, and `kind` has no effect.
+        already begun, the answer has an id already, and `kind` has no effect.
     """
     early = early_of(request)
     id = early.envelope.id if early else new_id(kind) if kind else ""

@@ -96,9 +96,9 @@ COSTS = {"recompute_last": "rest"}  # costs that have another, older name in `/p
 
 
 def _device(service: Service) -> Fields:
-    """Return the device that computes, its measured times (null if none were measured), and its costs.
+    """Return the device that computes, with the times that were measured on it and its `Costs`.
 
-    Some costs are thresholds. A threshold that is never reached is null.
+    Without measured times, the field `times` is null. A cost that is infinite is null, too: it turns a rule off.
     """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: the messages are converted to a chat, and the answer to content blocks and events."""
+"""Anthropic's Messages: a request becomes a chat, and the answer becomes content blocks and events."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _kind(block: JsonValue) -> JsonValue:
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
     """Add the `documents` of the message `said` to the chat's messages that were made from it. Raises RequestError.
 
-    The last message with a text gets the documents. If only tool results were made, the last tool result gets them.
+    The last of these messages with the role of `said` gets the documents. If all of them are tool results, the last
+    tool result gets the documents.
     """
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
@@ -135,7 +136,7 @@ def _same_bill(text: str) -> str:
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
 
-    If several blocks have `cache_control`, return the one with the longest `ttl`.
+    If several blocks have it, return the `cache_control` with the longest `ttl`.
     """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
@@ -223,7 +224,10 @@ def _result(block: dict[str, JsonValue], orders_documents: bool) -> dict[str, Js
 
 
 def _take(block: JsonValue, parts: list[JsonValue], documents: list[dict[str, str]] | None) -> None:
-    """Add a block to the parts of its message. If the block is a document and `documents` is a list, add it to the list."""
+    """Add a block to the parts of its message, or a document to the list `documents`.
+
+    If `documents` is None, a document is added to the parts, as text.
+    """
     if block is None:
         return
     document = _document(block)

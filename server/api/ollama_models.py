@@ -186,7 +186,7 @@ async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
 
 
 def _described_unread(entry: ModelEntry, model: Model) -> dict[str, Fields]:
-    """Return a model that has not been loaded in two forms: `listed`, as Ollama lists it, and `shown`, as it shows it.
+    """Return a model that has not been loaded: in `listed` as Ollama lists models, in `shown` as Ollama shows one model.
 
     model: the model opened without its weights, for its metadata and vocabulary.
     """

@@ -37,7 +37,8 @@ class Probabilities:
     empty. If a stop string begins in a token, the token's text ends before the stop string.
 
     piece: returns the bytes of a token.
-    after: whether to write the probabilities after the samplers, instead of the logarithms of the model's probabilities.
+    after: if true, the probabilities that the tokens have after the samplers are written. Otherwise, the logarithms of the
+        model's own probabilities are written.
     num_prompt: the number of the prompt's tokens, if the choice starts with its prompt; else 0.
     spelling: like `piece`, but for control tokens in the prompt.
     """
@@ -50,7 +51,7 @@ class Probabilities:
     def entries(self, delta: Delta) -> list[Raw]:
         """Return one object for each of the next tokens, with OpenAI's fields for chats and llama-server's `id`.
 
-        The objects are returned as JSON to save memory: JSON takes 84 bytes for each listed token, Python's objects 400.
+        The objects are returned as JSON to save memory: a listed token takes 84 bytes as JSON, but 400 as Python objects.
         """
         return [entry for _, entry in self._with_texts(delta)]
 
@@ -110,7 +111,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the logprobs of the most probable tokens by the tokens' texts.
+        """Return the logprobs of the most probable tokens. The keys are the texts of these tokens.
 
         If several tokens have the same text, the text gets the highest logprob.
         """
@@ -198,7 +199,7 @@ class ResponseMeta:
         return self.options.stream_options is not None and self.options.stream_options.include_usage
 
     def notes(self) -> Fields:
-        """Return the field `warnings`, if there are any, for a whole answer or for the last chunk of a stream."""
+        """Return the field `warnings` of a whole answer or of a stream's last chunk. Without warnings, return no field."""
         return {"warnings": self.warnings} if self.warnings else {}
 
     def head(self, kind: str) -> Fields:
@@ -267,7 +268,7 @@ class ReplyFormat(Protocol):
     def ping(self) -> list[bytes]:
         """Return a piece that keeps the connection alive. May be called at any time, even before the model is loaded.
 
-        The piece is an event without text, if the API has such events, because some clients ignore comments.
+        If the API has events without text, the piece is such an event and not a comment: some clients ignore comments.
         """
         ...
 
@@ -293,7 +294,10 @@ class ReplyFormat(Protocol):
 
 
 def accounts(report: Report) -> Fields:
-    """Return an answer's field `timings`, which llama-server has, too, and this server's own field `slotcache`."""
+    """Return two fields of an answer: `timings`, as in llama-server, and this server's own `slotcache`.
+
+    If a stop string ended the answer, also return `stopping_word`.
+    """
     fields: Fields = {"timings": report.timings(), "slotcache": report.slotcache()}
     return fields if report.stop is None else fields | {"stopping_word": report.stop}
 

@@ -136,7 +136,7 @@ class _ItemReader:
         message.setdefault("tool_calls", []).append({"id": id, "type": "function", "function": function})
 
     def _take_other(self, item: Item, kind: JsonValue) -> None:
-        """Add an item that has a type without a method of its own, such as the result of a tool on another server.
+        """Add an item of a type that no other method takes, such as the result of a tool on another server.
 
         The item becomes a part of the content of the model's message. If the item has no text, leave it out.
         """

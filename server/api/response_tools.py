@@ -57,7 +57,7 @@ class ResponseTools:
     """The tools of a request.
 
     functions: the functions for the chat. None if the request has no field for tools.
-    called: the tools whose calls differ from calls of functions, because they are in a namespace or take free text. The
+    called: the tools that are in a namespace or take free text, so that their calls differ from calls of functions. The
         keys are the names of the functions in the chat.
     hosted: the types of the tools that were left out, because only OpenAI runs them.
     unconstrained: the tools whose free text should fit a grammar. The grammar is not enforced: it only becomes a part of

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the input items are converted to a chat, and the answer to output items and events."""
+"""OpenAI's Responses: the input items become a chat, and the answer becomes output items and events."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class ItemKind:
     """A kind of output item.
 
     text: the common prefix of the names of the events that send the item's text.
-    field: the field of the item that has the text, or the part with the text.
+    field: the item's field for the text; for a kind with parts, the item's field for the parts.
     part: the type of the part with the text; empty: the item has no parts.
     parts: the common prefix of the names of the events that begin and end a part.
     """

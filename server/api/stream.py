@@ -211,8 +211,8 @@ class SsePing:
     event: returns the ping. It should be an event rather than a comment: parsers drop comments, and a client that waits
     for events would disconnect.
 
-    A message does not restart the timer: it only records its time. While a client reads nothing, at most one ping is
-    queued for it.
+    A message does not restart the timer; `send` only records the time of the message. While a client reads nothing, at
+    most one ping is queued for it.
     """
 
     def __init__(self, send: Send, interval: float, event: Callable[[], Sequence[bytes]]) -> None:
@@ -238,7 +238,7 @@ class SsePing:
         return self._ping is not None and not self._ping.done()
 
     def note(self) -> None:
-        """Record that a piece was sent without `send`. The next ping comes at least `interval` seconds after it."""
+        """Record that a piece was sent without `send`. The next ping comes at least `interval` seconds after this piece."""
         self._last = self._loop.time()
 
     def stop(self) -> None:

@@ -239,7 +239,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each ignored part of the request that --strict does not refuse. Raises RequestError."""
+        """Yield a warning for each part of the request that is ignored, even with --strict. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         return bool(self.prompt_cache_key or self.prompt_cache_options or self.session_id)
 
     def caches(self, default: bool) -> bool:
-        """Return whether the request may read and fill the cache. default: the value for a missing `cache_prompt`."""
+        """Return whether the request may read and fill the cache. default: the result if no field of the request decides."""
         return default or self.opts_in if self.cache_prompt is None else self.cache_prompt
 
     @property
@@ -338,7 +338,7 @@ class ChatFields(Options, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether the request names a session or a scope. The name keeps its instructions apart from other clients'."""
+        """Whether the request names a session or a scope, so that its instructions do not mix with another client's."""
         return bool(self.session or self.cache_scope)
 
 
@@ -421,7 +421,7 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
         return super().opts_in or continues or self.retrieves
 
     def prefill_only(self) -> Self:
-        """Return the request with fields that cache its prompt and generate no tokens."""
+        """Return the request, changed so that its prompt is cached and no tokens are generated."""
         return msgspec.structs.replace(
             self, cache_prompt=True, n=None, n_cmpl=None, max_tokens=0, max_completion_tokens=None, n_predict=None
         )

@@ -171,10 +171,10 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that end the reasoning. If the prompt opens none, or the answer may reason, return no pieces.
+        """Return the pieces that end the reasoning which the prompt opens. If it opens none, return no pieces.
 
-        An answer must not reason if its reasoning may have 0 tokens, or if the client sent its own grammar, since the
-        reasoning would have to fit this grammar, too.
+        If the answer may reason, return no pieces either. It must not reason if the limit of its reasoning is 0 tokens.
+        Nor must it if the client sent its own grammar, since the reasoning would have to fit this grammar, too.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -322,7 +322,7 @@ class PromptBuilder:
 
         ref: the point of a conversation that the chat continues; None: it continues no conversation. open_turn: whether
         the last message, a user's, will get more documents; the prompt then ends after the documents that are known now.
-        breakpoints: by the index of a message in the request.
+        breakpoints: the cache breakpoints, each by the index of its message in the request.
         """
         check_attention(request, separates=self.separates(request))
         takes = self.takes_text_documents(request)
@@ -384,7 +384,7 @@ class PromptBuilder:
         """Build a chat from its whole history.
 
         Raises RequestError, TemplateError if the template refuses the messages, and _LeftOut if it drops documents.
-        breakpoints: by the index of a message in the history.
+        breakpoints: the cache breakpoints, each by the index of its message in the history.
         """
         numbers = {at: len(entry.keys) for at, entry in enumerate(history.kept)}
         numbers |= {at: len(given) for at, given in history.documents.items()}
@@ -545,8 +545,8 @@ class PromptBuilder:
     ) -> DocumentSet:
         """Tokenise documents, and make a set of them.
 
-        shown_before: the keys of the documents that earlier turns show. Such documents are left out (RAGBoost, 6), and
-        the keys of the other documents are added to `shown_before`. None: no document is left out. pasted: the list in
+        shown_before: the keys of the documents that earlier turns show. Such documents are left out, as in RAGBoost,
+        and the keys of the other documents are added to `shown_before`. None: no document is left out. pasted: the list in
         the message's text from which the documents were cut; None: they come from a field. A line of the prompt refers
         to documents by their ids. So if the texts of the list's documents do not show their ids, no document is left
         out, and no line states the order.
@@ -584,7 +584,7 @@ class PromptBuilder:
 
 
 def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryMessage]:
-    """Return an entry for each message of a history. Kept entries stay, unless their message has new documents."""
+    """Return an entry for each message of a history. A kept entry is replaced only if its message has new documents."""
     new = enumerate(history.messages[len(history.kept) :], len(history.kept))
     keys = {at: tuple(document.key for document in given) for at, given in history.documents.items()}
     kept = [
@@ -628,8 +628,8 @@ def _check_places(pieces: Sequence[TextPiece], sets: Mapping[int, DocumentSet], 
 def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatRequest) -> ChatHistory:
     """Return the chat with its citations: the numbers that the client reads instead of the ids of documents.
 
-    trails: a digest of the chat before each message, and one of the whole chat, as from `CitedAnswers.restore`; empty:
-    if the client sends the answer back, its numbers stay.
+    trails: a digest of the chat before each message, and one of the whole chat, as from `CitedAnswers.restore`. Without
+    trails, an answer that the client sends back keeps its numbers.
     """
     sets = [entry.shown for entry in chat.entries if entry.shown is not None]
     citations = Citations.of(sets, trails[-2 if chat.prefilled else -1] if trails else b"")
@@ -639,7 +639,7 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the first piece is the template's own, which contains BOS or gets BOS when it is tokenised."""
+    """Return whether the prompt starts with the template's own text, which contains BOS or gets it when tokenised."""
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 

@@ -56,10 +56,10 @@ class DocumentSet:
     hint: tokenises the line that states the retrieval order; None: the prompt gets no such line.
     repeated: the ids of the documents that this turn leaves out because an earlier turn shows them.
     location: the tokens of a text that refers to the repeated documents.
-    ranking: the ids of all documents in retrieval order, with the repeated ones; empty: no document is repeated.
+    ranking: the ids of all documents in retrieval order, including the repeated ones; empty: no document is repeated.
     order: the ranks in the order of the prompt, which later turns keep; None: the order is not chosen yet.
     in_text: whether the documents stand at PLACE in the message's text; otherwise they stand before the text.
-    number_of: pairs of a document's id and the number that the client's program gave it, with the repeated documents.
+    number_of: the id and the number of each document, repeated or not, that the client's program numbered.
     best: the place of the most relevant document; `free`: any place.
     best_price_ms: if 0, `best` alone decides. Otherwise the most relevant document stands at `best` (for `free`: at the
         first place), unless another order saves more milliseconds than this.
@@ -281,10 +281,10 @@ class CachedPrompt:
         )
 
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
-        """Return whether the order that moves the best document saves more than `price_ms`.
+        """Return whether moving the most relevant document out of its place saves more than `price_ms`.
 
-        in_place: the number of tokens after `node` that are reused with the best document in its place. free: the same
-        number for the best of all orders.
+        in_place: how many tokens after `node` are reused if this document stays in its place. free: how many are reused
+        in the best order of all.
         """
         if node is None or free <= in_place:
             return False

@@ -34,8 +34,8 @@ LEAST_PART = 4  # least digits of an incomplete id: fewer digits may be a word o
 class Citations:
     """For each document's id, the number that the client's program gave to the document.
 
-    trail: a digest of the chat before the answer, without instructions; empty: if the answer comes back, its numbers
-    stay. owed: the last characters of the text that the answer continues, if they are the start of an id. The client has
+    trail: a digest of the chat before the answer, without instructions; empty: an answer that comes back keeps its
+    numbers. owed: the last characters of the text that the answer continues, if they are the start of an id. The client has
     not received these characters.
     """
 
@@ -114,7 +114,7 @@ class NumberedText:
     def _shown(self, text: str) -> str:
         """Return new text with numbers in place of ids.
 
-        text: the new text. If it is not the first text, the last character of the text before it stands in front of it.
+        text: `self._before`, then the new text. The result does not have the character in `self._before`.
         """
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]

@@ -1,8 +1,8 @@
 """Histories that clients shorten: learn how a client shortens its history, and predict its next request.
 
 To shorten its history, a client asks the model for a summary of all messages. Then it starts a new history with a
-message that contains the summary, and words of the client before and after it. The server learns these words from the
-first such history. When the client later asks the same question for a summary, the server predicts the start of the next
+message in which the summary stands between words of the client. The server learns these words from the first such
+history. When the client later asks the same question for a summary, the server predicts the start of the next
 history before the client sends it.
 """
 

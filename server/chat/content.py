@@ -122,22 +122,22 @@ class _Taken:
         return {name: value for name, value in tool.items() if name != "custom"} | {"type": "function", "function": function}
 
     def mark(self, at: int, control: JsonValue) -> None:
-        """Note a breakpoint at the end of a message. control: the breakpoint as the client sent it.
+        """Store a breakpoint at the end of a message. control: the breakpoint as the client sent it.
 
-        If a message has several breakpoints, the longest `ttl` counts.
+        If a message has several breakpoints, only the longest `ttl` has an effect.
         """
         ttl = control.get("ttl") if isinstance(control, dict) else None
         self._check(ttl)
         self.breakpoints[at] = max(self.breakpoints.get(at, 0.0), seconds_of(ttl), seconds_of(self._ttl))
 
     def _check(self, ttl: JsonValue) -> None:
-        """Note a warning if a time does not count as it stands."""
+        """Store a warning if a `ttl` is not a valid duration, or is longer than `LONGEST_PIN`."""
         seconds = _seconds(ttl)
         if ttl is not None and (seconds is None or seconds > LONGEST_PIN):
             self._times.setdefault(NO_TIME if seconds is None else LONG_TIME, ttl)
 
     def mark_of(self, at: int, marked: Fields) -> None:
-        """Note the breakpoints in the fields of a part, a message or a tool. at: the index of their message."""
+        """Store the breakpoints in the fields of a part, a message or a tool. at: the index of their message."""
         for control in (marked[name] for name in MARKS & marked.keys() if marked[name] is not None):
             self.is_marked = True
             self.mark(at, control)

@@ -106,7 +106,7 @@ class Conversation:
         )
 
     def restore(self, found: Iterable[StoredAnswer]) -> tuple[list[str], list[str]]:
-        """Store the answers of files. Return the ids of the answers to write again, and of the answers that were dropped.
+        """Add the answers that were read from files. Return the ids of answers to write again, and of dropped answers.
 
         An answer is dropped if an entry of its history is missing.
         """
@@ -205,7 +205,7 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Replace the instructions at the start of a history that apply to one turn only.
+    """Replace the one-turn instructions at the start of a history: those that later turns drop.
 
     instructions: the instructions for the next turn; None: it has none.
     """
@@ -518,7 +518,7 @@ class Conversations:
         self._stored.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
-        """Share the bounds with other stores. stores: these stores and this store.
+        """Share the bounds with other stores. stores: all stores that share them, including this one.
 
         If all stores together exceed a bound, the least recently used conversation of all of them is dropped.
         """

@@ -162,7 +162,7 @@ _shown.maxstring = MAX_COMPARED
 
 @cache
 def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
-    """Return, for each field of a body that is an object with known fields, the struct that lists these fields."""
+    """Return the structs that list the known fields of nested objects, by the name of the object's field in the body."""
     inner = {name: _takes(field.type, StructType) for name, field in _fields_of(kind).items()}
     opened = {**OPEN, **getattr(kind, "OPEN", {})}
     return {name: about.cls if about else opened[name] for name, about in inner.items() if about or name in opened}
@@ -364,7 +364,7 @@ def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
     """Convert values of a body and its objects: what llama-server accepts becomes what msgspec accepts.
 
     A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. But a list of texts to
-    embed keeps its nulls, and is refused later: the answer has one embedding for each text, at the text's place.
+    embed keeps its nulls, so that it is refused later. Without its nulls, the later embeddings would get wrong indexes.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)

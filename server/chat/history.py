@@ -33,7 +33,8 @@ class Prefilled:
     """The start of an answer, which the request gives and the model continues.
 
     content: the content of this start. tokens: the ids (int32) of the content in the prompt; None: they are unknown,
-    since the same tokens also spell other text. is_shown: whether the client gets this start with the answer.
+    since the last piece of the prompt is not exactly this content. is_shown: whether the client gets this start with the
+    answer.
     """
 
     reasoning: str
@@ -186,7 +187,7 @@ class ChatHistory:
 
     entries: one entry for each message; the first `num_kept` entries come from the stored conversation.
     form: the form in which the model writes the answer.
-    prefilled: the start of the answer that the request gives, which is the last entry; None: it gives none.
+    prefilled: the start of the answer, if the request gives one; it is also the last entry. None: it gives none.
     moved: the changes of instructions that the prompt states.
     citations: the numbers that the client's program gave to documents; None: it gave none.
     lists: the lists of documents that were found in the texts of the request, for the report.

@@ -1,4 +1,4 @@
-"""Parts of messages, from any server: the texts that replace unknown parts, tool calls, and the results of calls.
+"""Parts of messages, from any server: tool calls, results of calls, and the texts that replace unknown parts.
 
 A conversation that another server started can go on here, even if it contains parts that this server does not know. The
 text that replaces a part depends only on this part, so it is the same in each turn.
@@ -170,7 +170,7 @@ class CallPairs:
         self._waiting: dict[str | None, deque[str]] = {}  # ids by the name of the tool; None: of all tools
 
     def call(self, calls: Sequence[Fields], at: int) -> list[Fields]:
-        """Note the calls of an answer, and return the calls, each with an id. at: the index of the answer's message."""
+        """Store the calls of an answer, and return them, each with an id. at: the index of the answer's message."""
         # The ids have 9 letters and digits, as Mistral's templates demand.
         named = [_with_id(call, f"call{at:03}{number:02}") for number, call in enumerate(calls)]
         self._names = {call["id"]: call["function"]["name"] for call in named}

@@ -34,8 +34,8 @@ class PromptLength:
         """Announce texts that will be tokenised, and the number of token ids that need no tokenising.
 
         Raises RequestError if the prompt is too long even at its least possible length. An id counts as one token, and a
-        text as at least one. The texts of a large prompt count as at least their bytes, divided by the bytes of the
-        vocabulary's longest token.
+        text as at least one. For a large prompt, the texts together count as at least N / L tokens: N is the number
+        of their bytes, and L is that of the vocabulary's longest token.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)

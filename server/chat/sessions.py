@@ -45,7 +45,10 @@ class Branch:
         return self.tokens.nbytes + getsizeof(self.answer)
 
     def is_continued_by(self, other: Branch) -> bool:
-        """Return whether another prompt continues this one. The tokens of this prompt's answer may differ there."""
+        """Return whether another prompt continues this one.
+
+        The other prompt may have other tokens than `self.tokens` for the answer.
+        """
         prompt = self.tokens[: max(self.num_prompt - OPENING, 1)]
         return self.scope == other.scope and common_prefix(prompt, other.tokens) == len(prompt)
 
@@ -200,7 +203,7 @@ class Sessions:
         return likely
 
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
-        """Forget a session, and return its prompts. Without a name, forget all sessions of a scope except their prompts.
+        """Forget a session, and return its prompts. Without a name, forget all sessions of a scope, but keep their prompts.
 
         The prompts stay because their KV stays, too: a dropped scope keeps the KV of running requests.
         """

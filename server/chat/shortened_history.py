@@ -48,9 +48,9 @@ def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
 class Kept:
     """What a client keeps of the histories that this server shortens, as hashes of messages.
 
-    said: the messages that could stay at the last summary, in order; empty after the client has sent the shortened
-    history. late: messages that the client moves towards the end, to just before its last message. dropped: messages
-    that could stay, but that the client drops.
+    said: the messages that the client could keep at the last summary, in order; empty after the client has sent the
+    shortened history. late: messages that the client moves towards the end, to just before its last message. dropped:
+    messages that the client could keep, but drops.
     """
 
     said: tuple[int, ...] = ()

@@ -190,7 +190,7 @@ class TokenCache(TokensByText):
 
 
 class AnswerMemory(TokensByText):
-    """The ids that the model sampled for its answers, by the answer's text or key. They spell exactly its bytes.
+    """The ids that the model sampled for its answers, by the answer's text or key. The ids spell exactly the answer's bytes.
 
     Cached KV belongs to the sampled ids. If the text comes back as history, tokenising it may give other ids.
     """

@@ -89,7 +89,7 @@ class ResultTexts:
     def show(self, text: str) -> WrittenResult:
         """Return the text of a result as the prompt shows it.
 
-        If consecutive lines repeat an earlier result, a reference to this result replaces them, unless they are short.
+        Consecutive lines that repeat an earlier result become a reference to it, if they have at least `LEAST` characters.
         """
         pieces, results, new = [f"[result {self.number}]\n"], dict[str, None](), list[tuple[str, int]]()
         for source, blocks in self._runs(text):

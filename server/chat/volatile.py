@@ -75,8 +75,8 @@ Changes = Mapping[Place, ChangedText]
 class Front:
     """The instructions in the first request of a lineage, or in a later request whose instructions are not similar.
 
-    lines: by a key, what stands at the end of a message: a line that states changes, or the blocks of a user's message.
-        The key is a digest of the messages up to there.
+    lines: what stands at the ends of messages: lines that state changes, and the blocks of users' messages. The key is a
+        digest of the messages up to there.
     id: an id from which the names of the front's files are made. Fronts with the same lineage and texts have the same
         id.
     num_bytes: the approximate size in memory.
@@ -193,7 +193,7 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give each user's message the blocks that it had when it was sent first. Return which blocks differ now."""
+        """Give each user's message the blocks that it had when the client first sent it. Return which blocks differ now."""
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -223,7 +223,7 @@ class Instructions:
                 shown[at] = _with_line(shown[at], line)
 
     def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
-        """Remember what stands at the end of a message. If it is new, note it for the store, which writes it to a file."""
+        """Remember what stands at the end of a message. If it is new, add it to `changed`, so that the store writes it."""
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
@@ -391,7 +391,7 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions in the files, the one that was changed last at the end. Delete lines that have no front."""
+    """Return the instructions in the files, in the order of their last changes. Delete lines that have no front."""
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
