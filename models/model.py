@@ -319,7 +319,7 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """The total width of the attention heads in all layers. Attention to a cell takes time in proportion to this width."""
+        """The total width of the attention heads in all layers. Attention to a cell takes time in proportion to this."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
@@ -413,9 +413,9 @@ class Model:
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The values from flags that llama.cpp uses in place of the file's metadata, by key.
+        """The values of flags that replace metadata, by key. Only flags that llama.cpp has used are included.
 
-        Without the weights, llama.cpp reads only some metadata. Then the values of all such flags are returned.
+        Without the weights, llama.cpp reads only some metadata. Then all flags are included.
         """
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}

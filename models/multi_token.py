@@ -274,6 +274,6 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
 
 
 def _share(model: Model) -> float:
-    """Return the number of weights that a step of the head reads (a layer and the output) as a share of the model's."""
+    """Return the number of weights that a step of the head reads (a layer and the output) as a share of all weights."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in `values`. Return their indices in both arrays: in `values`, in `tokens`."""
+        """Find which of `tokens` (sorted) are in `values`. Return two arrays: their indices in `values` and in `tokens`."""
         ...
 
 

@@ -64,7 +64,7 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in the list. Return their indices in both: in the list, in `tokens`."""
+        """Find which of `tokens` (sorted) are in the list. Return two arrays: their indices in the list and in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)

@@ -136,7 +136,7 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether other text precedes a tool's result in the prompt if the result is in the message with the call."""
+    """Learn whether the text before a tool's result changes if the result is moved into the message with the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
