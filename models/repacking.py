@@ -76,8 +76,8 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
     """Return whether to repack weights. When a server first starts with this folder of KV, `choose` decides.
 
     The choice is stored in the folder. Later starts use the stored choice, because KV of one layout cannot be used with
-    the other layout, and `choose` could decide otherwise if free memory has changed. A stored choice of repacked weights has no
-    effect while memory is too small for them.
+    the other layout, and `choose` could decide otherwise if free memory has changed. A stored choice of repacked weights
+    has no effect while memory is too small for them.
 
     choose: returns the choice, or None for no choice, which is not stored.
 
