@@ -34,7 +34,7 @@ class InstalledBuilds:
 
     asked: the build that the user named, or `auto`.
     builds: the builds to try, in order. A start tries them before the Python packages with llama.cpp.
-    passed_over: why each rejected build was rejected, by the build's name.
+    passed_over: the names of the rejected builds, each with the reason.
     """
 
     asked: str = ""

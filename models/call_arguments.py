@@ -60,7 +60,7 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Return the object whose JSON text was cut off, after closing its string and brackets; None for any other text."""
+    """Close the string and the brackets of JSON text that was cut off. Return its object; None for any other text."""
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:

@@ -230,7 +230,7 @@ It runs in a separate process, since the driver may crash it."""
 
 
 def _asked(root: Path) -> list[str]:
-    """Return a line for each card: its capability, the driver's version, its name. Empty if no program answers."""
+    """Return a line for each card: its capability, the driver's version, its name. Return [] if no program answers."""
     query = ["--query-gpu=compute_cap,driver_version,name", "--format=csv,noheader"]
     programs = (root / folder / "nvidia-smi" for folder in ("usr/bin", "usr/local/bin", "usr/lib/wsl/lib", "opt/bin"))
     commands = [[str(program), *query] for program in programs if program.is_file()][:1]

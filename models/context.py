@@ -37,10 +37,10 @@ class ContextSettings:
     flash_attention: on, off or auto.
     cache_type_k, cache_type_v: the number formats of the KV.
     threads: CPU threads; 0 lets llama.cpp choose.
-    num_sequences: the number of sequence ids: those of the prefix tree, and a scratch sequence. With a sliding window, half
-    of the ids belong to twins (see `Context`).
+    num_sequences: the number of sequence ids. One is for the scratch sequence, the others are for the prefix tree. With a
+    sliding window, half of the ids belong to twins (see `Context`).
     rollback: for models with recurrent layers, the most tokens to cut off the end of a sequence. llama.cpp keeps a state
-    for each of these tokens. `Context.rollback` says how many tokens it supports.
+    for each of these tokens. `Context.rollback` is the number of tokens that llama.cpp supports.
     gives_states: llama.cpp provides the last hidden states, for `Context.states`.
     is_head: the context is for the model's multi-token head, which reads a hidden state together with each token.
     """
@@ -62,7 +62,7 @@ class Context:
     """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
 
     times: the measured times from which `costs` follows; None if nothing was measured.
-    unit: the measured time per token on this CPU, divided by the time that `times.py` assumes; 1 if it was not timed.
+    unit: the measured time per token on this CPU, divided by the time that `times.py` assumes; 1 without timing.
     max_rows: the most rows of logits in a step.
     scratch: the id of the sequence through which KV is saved and restored. The prefix tree uses the ids below this id.
     twin: with a sliding window, each sequence has a twin: a second sequence with the same cells. `twin` is what to add to
@@ -285,9 +285,9 @@ class DevicePart:
 
 
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
-    """Return the part of each device that has a part of the model, GPUs before the CPU.
+    """For each device that has a part of the model, return this part. GPUs come before the CPU.
 
-    This asks the devices for their memory. While it runs, a device in another process must not compute.
+    This asks each device how much memory is free. Meanwhile, devices in another process (RPC) must not compute.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):

@@ -109,7 +109,7 @@ class TextStream:
         return min((hit for hit in found if hit[0] >= 0), key=lambda hit: (hit[0], len(hit[1])), default=None)
 
     def _first_unfinished(self) -> int:
-        """Return where the earliest stop string starts that further text may complete; the text's end if there is none."""
+        """Return where the earliest incomplete stop string starts; the text's end if there is none."""
         return len(self._unsettled) - max((partial.length for partial in self._partial), default=0)
 
 
@@ -149,7 +149,7 @@ class PartialWords:
 class ReasoningLimit:
     """The limit of reasoning in one answer.
 
-    most: the most tokens of reasoning. If an answer reasons several times, their sum is limited.
+    most: the most tokens of reasoning in the whole answer, even if it reasons several times.
     start, end: the tags around reasoning, as bytes.
     calls: the tags of tool calls, if these tags also end reasoning.
     is_open: the prompt ends inside reasoning.

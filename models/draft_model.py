@@ -251,7 +251,7 @@ class DraftModel:
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
     def _of(self, job: Job) -> KeptTokens:
-        """Return the KV for a running job. First free KV of tokens that are not the job's, and of the job's last token."""
+        """Return the KV of a running job, after freeing KV of its last token and of tokens that are not in the job."""
         kept, last = self._kept[job.slot], job.num_tokens - 1
         if kept.request != job.request.id:
             # No more tokens than the request found in the cache, so that no draft reveals KV that the cache has dropped.
@@ -341,8 +341,8 @@ class DraftModel:
     def _evict(self, needed: set[int], background: bool) -> bool:
         """Evict the KV of the least recently used slot that is not in `needed`. Return whether there is such a slot.
 
-        background: evict only a slot that was last used before a slot in `needed`. Otherwise two idle slots could evict
-        each other for ever.
+        background: evict only a slot whose last use is older than that of a slot in `needed`. Otherwise two idle
+        slots could evict each other for ever.
         """
         latest = max(self._kept[slot].used for slot in needed) if background else math.inf
         others = [slot for slot, kept in enumerate(self._kept) if kept.length and slot not in needed and kept.used < latest]

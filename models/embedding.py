@@ -220,7 +220,7 @@ class Pairing:
 
 
 def _cut(model: Model, template: str) -> Iterator[np.ndarray | str]:
-    """Yield a template in pieces: the ids of its control tokens, and the texts between them with the fields as written."""
+    """Yield a template in pieces: the ids of its control tokens, and the texts between them, with unfilled fields."""
     done = 0
     for start, stop in model.tokenizer.controls.find(template):
         if start > done:

@@ -173,7 +173,8 @@ class Constraint:
     def _settle(self) -> None:
         """Wait for the thread that computes the mask, and count the wait toward PATIENCE.
 
-        At most the processor time for this mask counts, so a busy machine or the masks of other answers do no harm.
+        The counted time is never more than the processor time for this mask. So a busy machine or the masks of other answers
+        do no harm.
         """
         if self._computing is None:
             return

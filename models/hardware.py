@@ -315,7 +315,7 @@ def _room(folder: Path, container: Container) -> int | None:
 
 
 def _counts(file: Path, mark: str) -> dict[str, int]:
-    """Return the numbers in a file that has a name and a number on each line, by name. Raises OSError.
+    """Return the names and numbers in a file that has a name and a number on each line. Raises OSError.
 
     mark: a text to remove from the end of each name.
     """

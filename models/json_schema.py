@@ -135,7 +135,7 @@ def _check_range(path: str, schema: Schema) -> None:
     """Raise GrammarError for a range of numbers that llguidance reads as a wider range.
 
     Example: with `exclusiveMinimum` 3 and `maximum` 3.5, llguidance also allows 3. This happens if the excluded bound is an
-    integer, and the other bound lies less than 1 beyond it, farther from 0.
+    integer, and the other bound is less than 1 away from it and farther from 0.
     """
     if schema.get("type") == "integer":
         return
@@ -151,7 +151,7 @@ def _check_range(path: str, schema: Schema) -> None:
 
 
 def add_types(schema: object) -> None:
-    """Add a type, in place, to each schema without a type: the type to which its keywords apply.
+    """Add to each schema without a type, in place, the type to which its keywords apply.
 
     The author means this type, although JSON Schema would also allow values of all other types.
     """
@@ -296,10 +296,10 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove `patternProperties` if all names that its patterns match are in `properties`. Yield what was removed.
+    """Remove `patternProperties` that allow no names besides those in `properties`. Yield what was removed.
 
-    llguidance would let an answer start another name for such a pattern, although no other name matches. Raises GrammarError
-    if the schema is strict.
+    Only objects without additional properties are changed. There, llguidance would let an answer start a name that no text
+    can complete. Raises GrammarError if the schema is strict.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
@@ -333,7 +333,7 @@ def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
 
 
 def close_objects(schema: object) -> None:
-    """Forbid properties that a schema does not name, in place, unless the schema says whether they are allowed.
+    """Forbid, in place, all properties that a schema does not name, unless the schema says whether they are allowed.
 
     llama-server does the same, because small models invent fields. If two schemas apply to the same object, both still allow
     further properties, since one may name properties that the other does not.

@@ -4,10 +4,10 @@ A state consists of a magic number, the sequence's id, and one part for each mem
 
 An attention part (llama_kv_cache::state_write, one stream) starts with the number of streams and the number of cells. The
 cells follow, each with its position, the number of sequences that hold it, and the id of the sequence. If rotary positions
-have several dimensions, a cell has two more positions and its token before the id. The next two numbers say whether V is
+have several dimensions, two more positions and the cell's token come before this id. The next two numbers say whether V is
 transposed, and how many layers there are. Then K of each layer follows, with its type, its row size, and a row for each
-cell. V of each layer follows in the same form. A transposed V has its type, the size of an element and its width instead.
-For each number of the width, it has a row with this number of all cells.
+cell. V of each layer follows in the same form. A transposed V has its type, the size of an element and the width. Then it
+has a row for each index below the width, with the elements at this index in all cells.
 
 The recurrent part (llama_memory_recurrent::state_write) starts with the number of cells, which is 0 or 1. A cell has its
 position and the number of sequences that hold it, which is 0. The next two numbers say whether S is transposed, and how many
@@ -44,7 +44,7 @@ def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL,
     cell: the size of a cell in bytes.
     num_parts: the number of attention parts.
 
-    Raises RunnerError if the cells of a part are not as many as the positions.
+    Raises RunnerError if the number of cells in a part differs from the number of positions.
     """
     readers = [_Reader(run, start, stop) for run in runs]
     joined = [_of_all(readers, PREFACE)]

@@ -103,7 +103,7 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 
 
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
-    """Time a device. Return the times, and a phrase for the log that says what later starts do with them.
+    """Measure the times of a device. Return them, and a phrase for the log that says what later starts do with them.
 
     The phrase is "" if the times must not be stored.
 

@@ -134,7 +134,7 @@ def _speed(
     patience: float = PATIENCE,
     hidden: Mapping[str, str] = MappingProxyType({}),
 ) -> LibrarySpeed:
-    """Time a library in a separate process.
+    """Return a library's speed, measured in a separate process.
 
     hidden: additions to the environment of the process.
     """
@@ -156,7 +156,7 @@ def _speed(
 def main(path: str, threads: str, gpu_layers: str, *split: str) -> None:
     """Print the tokens per second of this process's library, in prefill and in decode. Raises ModelError and RunnerError.
 
-    split: the values of `Offload` after the number of layers.
+    split: the values of `Offload` that follow the number of layers.
     """
     gate.check()
     settings = ContextSettings(num_cells=2 * PROMPT, batch=PROMPT, threads=int(threads), num_sequences=2)

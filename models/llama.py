@@ -650,8 +650,8 @@ def loaded_libraries() -> set[Path]:
 def release_workers() -> None:
     """End the worker threads that GNU's OpenMP keeps for the calling thread. A later computation gets new workers.
 
-    If there are more workers than cores, OpenMP lets each worker sleep at every barrier instead of spinning, which is
-    slower. The workers of a thread that no longer computes would count, too.
+    If there are more workers than cores, OpenMP lets each worker sleep at every barrier. This is slower than spinning. The
+    workers of a thread that no longer computes would also be counted.
     """
     with contextlib.suppress(OSError):
         for path in loaded_libraries():
@@ -719,9 +719,9 @@ def _abort(message: bytes) -> None:
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Call `act` with the reason before llama.cpp ends the process: after the loss of a device, or an internal error.
+    """Let `act` be called with the reason when llama.cpp is about to end the process. Return a function to cancel this.
 
-    Return a function that cancels this.
+    llama.cpp ends the process after the loss of a device or an internal error.
     """
     LAST_WORDS.append(act)
     ggml_set_abort_callback(_abort)

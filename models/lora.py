@@ -23,7 +23,7 @@ class Adapters:
     """The adapters of a model, numbered from 0. Create this object before any context of the model.
 
     The adapters are freed with the weights, and loaded again with them. A set of adapters has a name, which contains the
-    digests of the adapters' files and their scales. Until the weights are unloaded, KV of sets with the same name is equal
+    adapters' scales and the digests of their files. Until the weights are unloaded, KV of sets with the same name is equal
     bit for bit. For a single adapter, this is also true of later loads and processes. llama.cpp adds several adapters in
     the order of their addresses, so each load rounds their sum differently.
 

@@ -35,7 +35,7 @@ AS_FLOATS = ("position_embd", "token_types")  # matrices from which a few rows p
 
 
 def _names() -> dict[str, str]:
-    """Return the GGUF's module names by the names in the safetensors."""
+    """Return the modules' names in the safetensors, each with its name in the GGUF."""
     layers = {f"encoder.layer.{at}.{name}": f"blk.{at}.{ours}" for at in range(LAYERS) for name, ours in OF_LAYER.items()}
     return FIRST | layers
 

@@ -198,7 +198,7 @@ class Model:
     But kernels then round differently for different batch sizes, so reused KV is not equal bit for bit.
     may_unload: the weights may be freed and loaded again (see `Weights`). The vocabulary and the properties stay.
     split: the GPUs, and how layers are split among them.
-    overrides: which tensors are in another buffer than their layer, such as host memory.
+    overrides: which tensors are in another buffer than the rest of their layer, such as host memory.
     metadata: overrides of the file's metadata.
     rope_scaling: how every context scales positions.
     is_simulated: allocate no memory for weights and contexts. This serves only to find out how much memory they would use.
@@ -277,8 +277,8 @@ class Model:
     def devices(self) -> list[Device]:
         """The devices that have some of the model's layers; empty if the CPU has all layers.
 
-        The first use of this property queries the devices, and must come before the engine starts: a device in another
-        process answers one thread at a time, and then only the engine's thread may query it.
+        The first use of this property queries the devices, so it must come before the engine starts. A device in another
+        process (RPC) answers one thread at a time. Once the engine runs, only its thread may query such a device.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
@@ -319,7 +319,7 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """The total width of all heads in all layers with attention. Attention to a cell takes time in proportion to it."""
+        """The total width of the attention heads in all layers. Attention to a cell takes time in proportion to this."""
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
@@ -413,21 +413,21 @@ class Model:
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The metadata values that flags replace, by key: those that llama.cpp reads.
+        """The values of flags that replace metadata, by key. Only flags that llama.cpp has used are included.
 
-        Without the weights, llama.cpp reads only some metadata. Then these are the values of all flags.
+        Without the weights, llama.cpp reads only some metadata. Then all flags are included.
         """
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """Texts, for digests, of the flags that replace values of the model's file; empty if there are no such flags."""
+        """The flags that replace values of the model's file, as texts for digests; empty if there are no such flags."""
         given = ((self.rope_scaling, AS_TRAINED), (self.metadata_overrides, ()))
         return tuple(repr(one) for one, unset in given if one != unset)
 
     def described_flags(self) -> Iterator[str]:
-        """Yield a line for each kind of value that flags replace in this model."""
+        """Yield a line for each thing that flags change: the devices of layers, rotary positions, metadata."""
         if self.split != ALL_CARDS:
             yield f"layers on {self.split.described()}"
         if self.rope_scaling != AS_TRAINED:

@@ -159,7 +159,7 @@ def _read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, found: str) -> None:
-    """Write a file of the cache directory. Delete the oldest files of its folder beyond MOST_KEPT. Raises OSError."""
+    """Write a file of the cache directory. Keep only the newest MOST_KEPT files of its folder. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with written_aside(path) as file:
         file.write(found.encode())
@@ -200,7 +200,7 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
 def choose(files: list[str], quantisation: str, name: str) -> str:
     """Return the file to fetch: the first file with the given quantization.
 
-    Without a given quantization, return a file with the first of PREFERRED that the repository has, else its first model.
+    Without a given quantization, try those in PREFERRED, in this order. If there is none of them, return the first model.
     Raises ModelError if the repository has no such file.
     """
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)

@@ -5,7 +5,7 @@
     head           token  1    2    3 ... n-1 | n
 
 The head reads each token together with the last hidden state of the token before it. The served model computes these states,
-and they are kept until the head has read them. The head reads a drafted token (n) with its own state.
+and they are kept until the head has read them. With a drafted token (n), it reads a state that it computed itself.
 
 Like a draft model, the head has KV of its own, with a sequence for each slot. If the served model does not compute a prefix,
 because its KV is restored or shared, the states of the prefix may be missing. Then the head's KV starts after the prefix.
@@ -114,7 +114,7 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """If another trail has the same tokens and reaches up to this trail, prepend its states. Return whether it does."""
+        """Prepend the states of another trail, if it has `tokens` up to this trail's start. Return whether it has them."""
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -274,6 +274,6 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
 
 
 def _share(model: Model) -> float:
-    """Return the number of weights that a step of the head reads (a layer and the output) as a share of the model's."""
+    """Return the number of weights that a step of the head reads (a layer and the output) as a share of all weights."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

@@ -22,7 +22,7 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in `values`. Return their indices in `values`, and those in `tokens`."""
+        """Find which of `tokens` (sorted) are in `values`. Return two arrays: their indices in `values` and in `tokens`."""
         ...
 
 
@@ -163,7 +163,7 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return `repeated(tokens)`, computed from its earlier result.
 
-    lengths: the result before the last token was added. `tokens` may lack the oldest token of that time.
+    lengths: the result before the last token was added. Since then, `tokens` may have lost its oldest token.
     """
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0

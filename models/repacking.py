@@ -1,4 +1,4 @@
-"""Measures, at a model's first start, whether a CPU computes it faster with its weights in another layout.
+"""Measures, at the first start with a model, whether the CPU computes it faster if its weights have another layout.
 
 The result depends on the CPU, on llama.cpp's kernels for the CPU, and on the quantization. On an EPYC, repacked Q4_0 weights
 take 0.7 times as long as plain weights, and repacked Q4_K weights 1.3 times as long. The measurement runs in a separate
@@ -76,8 +76,8 @@ def kept_layout(folder: Path, path: Path, choose: Callable[[], bool | None]) -> 
     """Return whether to repack weights. When a server first starts with this folder of KV, `choose` decides.
 
     The choice is stored in the folder. Later starts use the stored choice, because KV of one layout cannot be used with
-    the other layout, and `choose` could decide otherwise if free memory has changed. If memory is too small for repacked
-    weights, they stay plain anyway.
+    the other layout, and `choose` could decide otherwise if free memory has changed. A stored choice of repacked weights
+    has no effect while memory is too small for them.
 
     choose: returns the choice, or None for no choice, which is not stored.
 

@@ -1,9 +1,9 @@
 """Moves the keys of cached tokens to other positions, and tests whether that is exact.
 
-Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do not
-change values. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured
-in the model itself, from the keys of one token at positions 0, 1, 2, 4, 8, ... The key at each further position determines
-the angles twice as exactly. So the angles include everything that affects them: base, scale, factors in a tensor, and YaRN.
+Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do
+not turn V. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured in
+the model itself, from the keys of one token at positions 0, 1, 2, 4, 8, ... The key at each further position determines the
+angles twice as exactly. So the angles include everything that affects them: base, scale, factors in a tensor, and YaRN.
 Layers may have different angles, or no rotation.
 """
 

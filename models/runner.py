@@ -27,7 +27,7 @@ from .sampling import Sampler
 
 
 class Interrupt:
-    """Aborts the batches that run while the interrupt is armed, once `set` is called.
+    """Aborts batches. It must be armed, and acts from a call of `set` until a call of `clear`.
 
     Between any two operations of its graph, llama.cpp calls a callback, which returns whether to abort. A Python callback
     would wait for Python's global lock a thousand times per batch. So the callback is the C library's `strlen`. It gets a
@@ -503,7 +503,7 @@ class Batch:
     """A llama_batch over numpy arrays, so that numpy can fill it.
 
     size: the largest number of tokens.
-    width: how many numbers a hidden state has. A multi-token head reads a state with each token; for other models, 0.
+    width: for a multi-token head, which reads a hidden state with each token, the numbers in a state; otherwise 0.
     """
 
     def __init__(self, size: int, width: int = 0) -> None:

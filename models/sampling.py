@@ -64,7 +64,7 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in the list. Return their indices in the list, and those in `tokens`."""
+        """Find which of `tokens` (sorted) are in the list. Return two arrays: their indices in the list and in `tokens`."""
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
@@ -75,7 +75,7 @@ class TokenList:
         llama.llama_sampler_apply(chain, self._arrays)
 
     def unsort(self) -> None:
-        """Note that logits have changed, so the list may no longer be sorted."""
+        """Tell llama.cpp that the list may no longer be sorted, since logits have changed."""
         self._struct.sorted = False
 
     @property
@@ -363,7 +363,7 @@ class Sampler:
         return token
 
     def _end_answer(self) -> int:
-        """Return the token that ends the answer, because all other tokens are forbidden."""
+        """Return the token that ends the answer. Its probability is 1, since all other tokens are forbidden."""
         self._logprobs = Logprobs.certain(self._end) if self._most is not None else None
         return self._end
 

@@ -73,7 +73,7 @@ def number(
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters that are numbers, named as in requests. They are fields of requests and settings of a server."""
+    """The parameters that are numbers, named as in requests. A request has them as fields, a server has them as settings."""
 
     temperature: float = number(0.8, "0: the most probable token", "--temp", "--temperature", least=0.0)
     dynatemp_range: float = number(0.0, "how far the entropy moves the temperature")

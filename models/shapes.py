@@ -81,7 +81,7 @@ class _Call:
 
 
 class _Waiting:
-    """Tool calls that wait for a result or for an answer of their own, in order."""
+    """Tool calls, in order, that wait for their result or for an answer that has no other call."""
 
     def __init__(self, calls: Sequence[_Call] = ()) -> None:
         self._calls: list[_Call | None] = list(calls)
@@ -132,7 +132,7 @@ class _History:
 
     @property
     def _before(self) -> str:
-        """The first place of the pair that the next message will form (see `Neighbours`)."""
+        """The place before the next message (see `Neighbours`)."""
         if self._open:
             return "call"
         role = self._messages[-1].role if self._messages else ""
@@ -231,7 +231,7 @@ class _History:
             self._add_user(replace(_wrapped(message, _RESULT), fields={}))
 
     def _close(self, role: str) -> None:
-        """Before a message of this role, give each open call a result, if the template needs one."""
+        """End all open calls before a message of this role. If the template needs results there, add one for each call."""
         self._answer_later()
         if self._open:
             if not self._takes("call", role):
@@ -399,7 +399,7 @@ def learn_shapes(render: Render) -> Shapes:
 
 
 def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[str]) -> Shapes:
-    """Return the shapes with which a template shows more of the trials' renderings; `shapes` if both show equally many."""
+    """Return `rewritten` if with it a template shows all texts in more renderings of the trials; otherwise `shapes`."""
     shown, most = _num_shown(shapes, render, trials), sum(len(_tools(trial)) for trial in trials)
     return rewritten if shown < most and _num_shown(rewritten, render, trials) > shown else shapes
 

@@ -51,7 +51,7 @@ class Split:
         return remote + ([device for device in own if device.kind == "GPU"] or own)
 
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
-        """Set the parameters of a model that concern devices.
+        """Set those parameters of a model that concern devices.
 
         Return the arrays that the parameters point to. They must live as long as a load may use the parameters.
         """
@@ -94,10 +94,10 @@ def _named(found: Sequence[Device]) -> str:
 
 
 def _free_memory(used: Sequence[Device]) -> list[float]:
-    """Return llama.cpp's default for `shares`: the free memory of each device. Return [] for a single device.
+    """Return llama.cpp's default for `shares`: the free memory of each device.
 
-    Setting the default explicitly fixes it when a model is created: weights that are loaded again must go to the same
-    devices.
+    The default is set explicitly when a model is created, so that weights that are loaded again go to the same devices.
+    Return [] for a single device, or if a device does not report its free memory.
     """
     return [float(device.free) for device in used] if len(used) > 1 and all(device.free for device in used) else []
 

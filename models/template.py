@@ -114,7 +114,7 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
 
 
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the template shows a tool call's arguments well only if they are text."""
+    """Learn whether a tool call's arguments must be text, since the template omits an object or prints it as Python does."""
 
     as_object, as_text = (
         render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
@@ -136,7 +136,7 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the template shows tool results elsewhere if they are in the message with the call."""
+    """Learn whether the text before a tool's result changes if the result is moved into the message with the call."""
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
@@ -144,7 +144,7 @@ def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatur
 
 
 def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the model reasons. If so, its template shows reasoning, or ends a prompt differently with reasoning."""
+    """Learn whether the model reasons: whether its template shows reasoning, or ends a prompt differently if it is on."""
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
     shows = "needle" in render(features, [_QUESTION, answer], False)
     thinking = replace(features, thinks=True)
@@ -153,7 +153,7 @@ def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatu
 
 
 def _prints(shown: str, name: str) -> bool:
-    """Return whether a template printed a whole value with its field names. Then it does not know such values."""
+    """Return whether a template printed a whole value with its field names, because it does not know such values."""
     return f"'{name}'" in shown or f'"{name}"' in shown
 
 

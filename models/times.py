@@ -269,8 +269,8 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU from measured times of its tiles. All other costs keep their ratio to `token_ns`.
 
-    A slow model is timed after few tokens, where attention may take less time than the noise of a timing. Then attention
-    keeps its assumed ratio to `token_ns`, too, but costs at most the noise.
+    A slow model is timed after few tokens, where attention may take less time than the noise of a timing. Then the costs
+    of attention also follow from their assumed ratio to `token_ns`, but with the noise as an upper limit.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -302,7 +302,7 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     flash attention, reuse is never exact, however many tokens are recomputed. So only the last token is recomputed, for its
     logits.
 
-    Tiles: at 1,024 cells, 63 tokens take 550 ms, and 64 tokens, a whole tile, take 91 ms. A tile attends to the cells of all
+    At 1,024 cells, 63 tokens take 550 ms, but the 64 tokens of a whole tile take 91 ms. A tile attends to the cells of all
     requests in it. At 4,100 cells, a step of 3 requests with one token each takes 28 ms, and a step of 256 prompt tokens of
     a fourth request takes 221 ms. One step with all these tokens takes 344 ms.
     """

@@ -1,4 +1,4 @@
-"""Times the work of a context: the tiles of attention on a CPU, and all kinds of work on any other device."""
+"""Measures how long the work of a context takes: tiles of attention on a CPU, all kinds of work on any other device."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class OutOfTime(Exception):
 
 
 def chunk_of(context: Context) -> int:
-    """Return how many tokens a timed chunk has, so that two chunks fit in a batch, and four chunks in the pool."""
+    """Return how many tokens a timed chunk has. Two chunks must fit in a batch, and four chunks in the pool."""
     return min(context.costs.chunk, context.batch // 2, context.num_cells // 4)
 
 
 class Timing:
-    """Times work in the pool of a context, and leaves the pool empty. Nothing else may use the context meanwhile.
+    """Measures how long work in a context takes, and leaves the pool empty. Nothing else may use the context meanwhile.
 
     goes_on: called with `doing` before each batch. If it returns False, the timing ends.
     doing: a phrase that describes the timed work, for `goes_on` and the log.
@@ -68,12 +68,12 @@ class Timing:
         self._runner.apply(Trim(sequence, start, ALL) if start else Drop(sequence))
 
     def _depth(self, chunk: float, fewest: int) -> int:
-        """Return after how many tokens, in whole chunks, batches are timed to measure attention.
+        """Return how many tokens, in whole chunks, to compute before the batches that measure attention.
 
         Return 0 if the pool is too small, or if the model was trained for too few tokens.
 
         chunk: the seconds that a chunk takes.
-        fewest: the least number of chunks to return.
+        fewest: the least number of these chunks.
         """
         size, model, most = self._chunk, self._context.model, self._most
         trained = (model.context_train or most) - 2 * size
@@ -90,7 +90,7 @@ class Timing:
 
 
 class TileTiming(Timing):
-    """Times the batches of a CPU, in an empty pool and after many tokens."""
+    """Measures how long batches take on a CPU, in an empty pool and after many tokens."""
 
     def run(self) -> Times:
         """Return the times. Raises RunnerError and Stopped."""
@@ -110,7 +110,7 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Time batches in an empty pool and after `depth` tokens, in several rounds. Return `times` with the least times.
+        """Measure batches in an empty pool and after `depth` tokens, in several rounds. Add the shortest times to `times`.
 
         The time of attention is the difference between these times, a few milliseconds. Within seconds, a machine's speed
         may change by more than that, so each round times both.
@@ -139,7 +139,7 @@ class TileTiming(Timing):
 
 
 class DeviceTiming(Timing):
-    """Times all kinds of work of a device other than the CPU. The most useful times are measured first.
+    """Measures how long each kind of work takes on a device other than the CPU. The most useful times are measured first.
 
     At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. So each
     kind of work is done once untimed, and is then timed at least twice. A time stays unknown if the time limit is reached
@@ -259,7 +259,7 @@ class DeviceTiming(Timing):
         }
 
     def _scattered(self, times: Times) -> dict[str, float]:
-        """Time saving tokens whose cells alternate with the cells of another sequence."""
+        """Measure how long it takes to save tokens whose cells alternate with the cells of another sequence."""
         if not times.few:
             return {}
         return self._save_scattered()

@@ -82,7 +82,7 @@ class Spellings:
         return frozenset(word[length:].lower() for word in self.words for length in range(1, len(word)))
 
     def _may_cross(self) -> bool:
-        """Return whether a word can start inside another word that is not longer and that a scan would find instead."""
+        """Return whether a scan can find a word, and so miss another word that starts inside it and is at least as long."""
         begins: dict[str, list[str]] = {}
         for word in self.words:
             for length in range(1, len(word)):
@@ -151,15 +151,15 @@ class Tokenizer:
     with the square of the number of unknown characters. So llama.cpp gets a long text in slices, which are cut before
     special tokens or unknown characters. No token crosses such a cut, so the ids are those of the whole text.
 
-    A long text is also cut before a single space and after a single line end, if no token of the vocabulary crosses such a
-    place, since all rules that split text into words start a new word there. With these cuts, each call of llama.cpp takes
-    some 20 ms.
+    A long text is also cut before a single space and after a single line end, where all rules that split text into words
+    start a new word. Such a place is used only if no token of the vocabulary crosses it. With these cuts, each call of
+    llama.cpp takes some 20 ms.
 
     Only at cuts of three other kinds can the ids differ from those of the whole text. First, a text without such places is
     cut after `MOST_IN_CALL` characters, if possible at the end of a word. Second, a text is cut before a special token that
     is not sure (see `Spellings`) if the slice has `LONGEST_RUN` characters. Third, a stretch without spaces, or of spaces
-    alone, is cut after `LONGEST_RUN` characters. The third kind is for vocabularies with which llama.cpp's recursive regular
-    expression ends the process at a word of many thousand characters.
+    alone, is cut after `LONGEST_RUN` characters. The third kind is needed for some vocabularies: llama.cpp splits their text
+    with a recursive regular expression, which would end the process at a word of many thousand characters.
 
     between: called before each call of llama.cpp. If it raises an exception, tokenizing ends with this exception.
     """

@@ -1,4 +1,4 @@
-"""Tries a library in a separate process, since it may crash the process. Stores the result for these files and this CPU."""
+"""Tries a library in a separate process, which it may crash. Stores the result for the library's files and this CPU."""
 
 from __future__ import annotations
 
