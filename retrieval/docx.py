@@ -214,7 +214,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
+        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()

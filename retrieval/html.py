@@ -202,7 +202,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
+        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 

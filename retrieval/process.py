@@ -138,7 +138,7 @@ class FileReader:
             process.kill()
 
     def close(self) -> None:
-        """End the process. The next file starts another process."""
+        """End the process. For the next file, another process is started."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -157,7 +157,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _crash(code: int) -> str:
-    """Return the reason why a process ended at a file, by its exit code."""
+    """Return the reason why a process ended while it read a file, by the process's exit code."""
     match signal_of(code):
         case "":
             return "its reader failed"
