@@ -187,7 +187,7 @@ class Learnt:
 
 
 class Onward:
-    """The knowledge tree as the `Index` of one turn: the turn's documents begin at `place` instead of at the root.
+    """The `Index` for ordering one turn's documents: the knowledge tree, searched from `place` instead of from its root.
 
     place: the node at the end of the text before the documents; None if the tree lacks that text.
     """
@@ -246,12 +246,12 @@ class Orders:
             return self._walk(self._tree.start(), parts)[0] is not None
 
     def add(self, parts: Sequence[PromptPart]) -> None:
-        """Note that the upstream has the parts of a prompt."""
+        """Record that the upstream has the parts of a prompt."""
         with self._lock:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, except for the leading parts that it should have had before."""
+        """Forget a prompt that the upstream did not take. Keep its leading parts that should be cached already."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
@@ -456,7 +456,7 @@ def turn_text(placed: Placed) -> str:
 
 
 def _with_text(text: str, content: Raw) -> Raw:
-    """Put a text before a message's content: a text, a list of parts, or null."""
+    """Put a text before a message's content, which is a text, a list of parts, or null."""
     value = msgspec.json.decode(content)
     if isinstance(value, list):
         first = value[0] if value else None

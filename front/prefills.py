@@ -17,7 +17,7 @@ MOST_SLOWER = 1.2  # times a cold prompt's time: a longer wait shows that earlie
 
 
 class Prefills:
-    """The prompts that wait for their first token. Used by one event loop.
+    """The prompts that wait for their first token. For one event loop only.
 
     A wait counts only if the engine computes no other prompt at the same time.
 
@@ -59,13 +59,13 @@ class Prefill:
         self._number, self._began = prefills.num_started, prefills.clock()
 
     def token(self) -> None:
-        """Note that a token has come; only the first one counts."""
+        """Record that a token has come. Only the first one can set `seconds`."""
         if self._is_waiting and self._is_first and self._prefills.num_started == self._number:
             self.seconds = self._prefills.clock() - self._began
         self.end()
 
     def end(self) -> None:
-        """Note that no more tokens come."""
+        """End the wait for the first token, whether it has come or not."""
         self._prefills.num_waiting -= self._is_waiting
         if self._is_waiting and self._warms is not None:
             self._prefills.warming -= Counter([self._warms])  # drops models without prompts

@@ -66,9 +66,9 @@ class Fetched:
 
 
 class Upstream:
-    """One upstream. An async context manager; used by one event loop.
+    """One upstream, as an async context manager. For one event loop only.
 
-    has_keys: clients send keys of the front, not of the upstream.
+    has_keys: whether clients send keys of the front, not of the upstream.
     """
 
     def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
