@@ -273,7 +273,7 @@ class WarmUpProxy(ChatProxy):
 
         Returns, in this order:
         - the name of the turn.
-        - the parts of the prompt before the turn's documents; none if the upstream should have all of them already.
+        - the parts of the prompt before the turn's documents; none if all of them are expected to be cached.
         - the body of the request that makes the upstream compute these parts.
         - the value of the affinity header.
         - the order of the documents of earlier turns; None if these have no documents.

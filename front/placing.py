@@ -73,7 +73,7 @@ class ReplicaAnswer:
     body: bytearray = field(default_factory=bytearray)
 
     def read(self, message: Message) -> None:
-        """Read one ASGI message. Messages of a stream have whole events."""
+        """Read one ASGI message. In a stream, each message has only whole events."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_stream = any(

@@ -26,9 +26,9 @@ LARGEST_WARM_UP = 1 << 20  # bytes of a warm-up's body
 class Room:
     """Lets requests in, up to a limit. For one event loop only.
 
-    most: requests that may be relayed at a time.
+    most: how many requests may be relayed at a time.
     bodies: reads the requests' bodies.
-    num_relayed: requests that are relayed now.
+    num_relayed: how many requests are relayed now.
     """
 
     def __init__(self, most: int, bodies: Bodies) -> None:

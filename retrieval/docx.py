@@ -1,7 +1,7 @@
 """Reads Word documents as headings and blocks.
 
-Text in unknown elements is read. Elements are left out only if they are known to be no text of the document, such as
-properties and comments. Letters of comments, and of other left-out text that a person wrote, are counted.
+Text in unknown elements is read. Only elements that are known not to be text of the document, such as
+properties and comments, are left out. Letters of comments, and of other left-out text that a person wrote, are counted.
 """
 
 from __future__ import annotations

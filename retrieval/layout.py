@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass 
 
     size: the size of the letters.
     left, right: the ends of the line along its reading direction.
-    base: the height of the line on the page; for a line that is not horizontal, its place across its reading direction.
+    base: how high on the page the line is; for a line that is not horizontal, its place across its reading direction.
     angle: the reading direction, in degrees.
     is_row: whether the line is a row, as in a table: its text does not continue in the next line.
     level: the level of a heading, from 1; 0 for text.
@@ -375,7 +375,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
     """Yield the lines of a page, in reading order.
 
     Rows with gaps at the same places are a table or columns of prose. Each row of a table is one line, with bars between its
-    cells. Of columns, all lines of the left one come before the lines of the next one.
+    cells. In columns, all lines of one column come before those of the next.
     """
     group: list[Row] = []
     gaps: list[Span] = []

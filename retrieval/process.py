@@ -36,7 +36,7 @@ class ReadTask(msgspec.Struct):
     root: the path of its folder in the system's encoding, which may not be UTF-8.
     known: the file's digest in the index; empty for a new file.
     tokens: the approximate size of a chunk.
-    seconds: the most processor time.
+    seconds: the limit of processor time.
     """
 
     root: bytes

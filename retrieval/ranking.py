@@ -163,7 +163,7 @@ class Query:
     """A question to an index.
 
     text: the question.
-    top_k: the most hits.
+    top_k: the highest number of hits.
     paths: files and folders to search in; empty for all.
     min_score: hits with a lower score are left out. If it is None and there is no reranker, a hit is left out if it is far
     worse than the best hit by words, and also far worse than the best hit by vectors.

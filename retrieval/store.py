@@ -121,7 +121,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reads in one transaction. All reads see the same state while another thread writes."""
+        """Lend the connection for reads in one transaction. All reads see the same state, even if another thread writes."""
         with self._reading:
             self._reader.execute("begin")
             try:
@@ -172,7 +172,7 @@ class Store:
         return written.gone
 
     def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
-        """Return files by path, sorted by path. after: return only paths after this one. limit: the most files; -1: all."""
+        """Return files by path, sorted. after: return only later paths. limit: return at most so many files; -1 for all."""
         with self.reading() as connection:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
@@ -277,7 +277,7 @@ class Store:
         """Return the numbers (chunks,) int64 of chunks with a vector, and the vectors (chunks, width), float16.
 
         after: return only chunks with higher numbers.
-        limit: the most chunks, lowest numbers first; -1 for all.
+        limit: return only so many chunks, those with the lowest numbers; -1 for all.
         """
         query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:

@@ -71,7 +71,7 @@ UNMARKED = frozenset(map(chr, PLAIN))
 
 
 def fold(word: str) -> str:
-    """Return a word without case and marks, as it is compared with other words.
+    """Return a word in the form in which words are compared: without case and marks.
 
     >>> [fold(word) for word in ("Straße", "ÅNGSTRÖM", "İstanbul", "Łódź", "ёлка", "Ώρα", "בְּרֵאשִׁית", "हिन्दी")]
     ['strasse', 'angstrom', 'istanbul', 'lodz', 'елка', 'ωρα', 'בראשית', 'हिन्दी']
