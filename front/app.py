@@ -101,8 +101,8 @@ class Proxy:
 def target_of(scope: Scope) -> str:
     """Return the path and the query of a request, as they were sent. Raises RequestError for a path outside the upstream.
 
-    The path is appended to the upstream's address. A path without a slash could name another host, and a path with `..`
-    another part of the host.
+    The path is appended to the upstream's address. A path that does not begin with a slash could name another
+    host, and a path with `..` could name another part of the host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     target = f"{path}?{query}" if query else path
@@ -112,7 +112,7 @@ def target_of(scope: Scope) -> str:
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return the headers of a request, and the id that names the request in the logs of the front and of the upstream."""
+    """Return a request's headers, among them the id that names the request in the logs of the front and of the upstream."""
     headers: Headers = scope["headers"]
     if any(name == REQUEST_ID for name, _ in headers):
         return headers
@@ -230,7 +230,7 @@ class ChatProxy(Proxy):
 
 
 def _safe(name: str) -> str:
-    """Return a name for a header: unchanged, or its hash if a header cannot have it."""
+    """Return a name as the value of a header: unchanged, or hashed if no header can have this value."""
     if len(name) <= MAX_VALUE and name.isascii() and name.isprintable():
         return name.strip()
     return blake2b(name.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -273,7 +273,7 @@ class WarmUpProxy(ChatProxy):
 
         Returns, in this order:
         - the name of the turn.
-        - the parts of the prompt before the turn's documents; none if the upstream should have all of them already.
+        - the parts of the prompt before the turn's documents; none if all of them are expected to be cached.
         - the body of the request that makes the upstream compute these parts.
         - the value of the affinity header.
         - the order of the documents of earlier turns; None if these have no documents.
@@ -323,7 +323,7 @@ async def _nothing() -> Message:
 
 
 def make_app(state: FrontState) -> Starlette:
-    """Return the ASGI application over its state. Raises SettingsError."""
+    """Return the ASGI application of a front with this state. Raises SettingsError."""
     chats, warm_ups, others = ChatProxy(state), WarmUpProxy(state), Proxy(state)
     routes = [
         Route("/v1/chat/completions", chats, methods=["POST"]),

@@ -60,7 +60,7 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """A stretch of text in a prompt, which starts after a document or at the start of the prompt.
+    """A stretch of text in a prompt. It starts after a document or at the start of the prompt.
 
     key: a digest, 32 hexadecimal digits.
     """
@@ -91,7 +91,7 @@ class DocumentChat:
     """A decoded request.
 
     body: the whole body as Unicode.
-    fields, messages: names and values, each value as JSON text of the body.
+    fields, messages: the fields of the request and of each message, by name. Each value is JSON text of the body.
     names: for each message, a digest (32 hexadecimal digits) of all messages up to this one, without their documents.
     chars: the number of characters after the last document.
     before_last: the text before the last message.
@@ -114,7 +114,7 @@ class DocumentChat:
 
     @property
     def lacks_usage(self) -> bool:
-        """Whether the client wants a stream without a chunk with the usage.
+        """Whether the client wants a stream, but no chunk with the usage.
 
         False if `stream_options` are wrong: the front changes nothing then, and the upstream refuses the request.
         """
@@ -167,7 +167,7 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
 
 
 def opening(body: bytes) -> bytes:
-    """Return the body of a chat that asks for one token, without the documents of the last message. Raises RequestError."""
+    """Return a chat's body that asks for one token and has no documents in its last message. Raises RequestError."""
     check_elements(body)
     body = as_unicode(body)
     try:
@@ -184,7 +184,7 @@ def opening(body: bytes) -> bytes:
 
 
 def messages_of(fields: Fields) -> list[Fields]:
-    """Return the messages of a chat, or the `input` of a response: its items, or one message with the user's text.
+    """Return the `messages` of a chat, or the `input` of a response. If that is a text, it becomes one message of the user.
 
     Raises msgspec.DecodeError.
     """

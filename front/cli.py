@@ -1,4 +1,4 @@
-"""`slotcache order`: a front on a port, until ctrl-C."""
+"""The command `slotcache order`, which runs a front on a port until ctrl-C."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class FirstChunk:
 
 
 class Listener(FirstChunk):
-    """Notes the first token, as `FirstChunk` does, and also reads what the answer reports of its prompt.
+    """Records the time of the first token, as `FirstChunk` does, and also reads what the answer reports of its prompt.
 
     hides_usage: whether the chunk with the usage is removed, since the client did not ask for it.
     feedback: what the answer reports; None before the first token, and for an answer with an error.
@@ -149,7 +149,7 @@ class EngineApi:
     knows_documents: whether the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
     text_field: the field of `POST /tokenize` for the text; empty if the engine has no such route.
-    no_begin: the field of the same route that is false if no BOS token is to be added.
+    no_begin: the field of the same route that is set to false, so that the engine adds no BOS token.
     """
 
     name: str
@@ -224,7 +224,7 @@ LONGEST = 50_000  # characters, likewise
 class Waiting:
     """A document whose tokens are to be counted.
 
-    headers, model: from the request that brought the document, so that its text is sent with the key of its own client.
+    headers, model: from the request that brought the document, so that the client's own key is sent with the text.
     """
 
     text: str
@@ -234,7 +234,7 @@ class Waiting:
 
 
 class Counting:
-    """Asks the upstream's `/tokenize` once for each new document, one at a time. Used by one event loop."""
+    """Asks the upstream's `/tokenize` once for each new document, one at a time. For one event loop only."""
 
     def __init__(self, upstream: Upstream, lengths: Lengths) -> None:
         self._upstream, self._lengths = upstream, lengths
@@ -262,7 +262,7 @@ class Counting:
             self._working.cancel()
 
     async def _work(self) -> None:
-        """Count all waiting documents. Give up if the upstream fails: the next new document is another try."""
+        """Count all waiting documents. If the upstream fails, drop them. The next new document starts another try."""
         while self._waiting:
             key, asked = self._waiting.popitem(last=False)
             body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}

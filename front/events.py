@@ -69,7 +69,7 @@ def data_of(event: bytes) -> bytes:
 def closing(error: RequestError, path: str) -> bytes:
     """Return the last events of a stream that breaks off with this error.
 
-    path: the path of the request, which decides the API.
+    path: the path of the request. Its API decides the form of the events.
     """
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"

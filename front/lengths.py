@@ -1,4 +1,4 @@
-"""Numbers of tokens. The front has no tokenizer: the upstream counts a text, or its characters give an estimate."""
+"""Numbers of tokens. The front has no tokenizer: the upstream counts them, or they are estimated from characters."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Lengths:
     def fit(self, parts: Sequence[Measurable], chars: int, prompt_tokens: int | None) -> list[tuple[str, int]]:
         """Return the key and the number of tokens of each part of a prompt.
 
-        Parts that the upstream has counted keep their counts. The rest of the prompt's tokens, which include those of the
-        chat template, is spread over the other parts by their characters. If no part is counted, the prompt also corrects
-        the ratio of characters to tokens, by which `tokens` estimates.
+        Parts that the upstream has counted keep their counts. The remaining tokens, including those of the chat template,
+        are spread over the other parts by their characters. If no part is counted, the prompt also corrects the ratio of
+        characters to tokens, by which `tokens` estimates.
 
         chars: the characters of the prompt after the last part.
         prompt_tokens: the tokens of the whole prompt; None if they are not known.

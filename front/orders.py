@@ -36,7 +36,7 @@ LONG = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
 class FrontMetrics:
     """The metrics of one front, in a registry of their own.
 
-    size: returns the number of prompt parts that the upstream should have.
+    size: returns the number of prompt parts that are expected to be cached upstream.
     """
 
     def __init__(self, size: Callable[[], int]) -> None:
@@ -80,9 +80,9 @@ class Placed:
     order: the ranks of the documents, in the order of the prompt.
     in_place: whether the hint about each repeated document is in the place that the document's rank gives it. If not, the
         hints about all repeated documents come after the documents.
-    why: the reason for the order. `cached`: the order starts with documents that the upstream should have. `rank`: the
-        upstream should have none of them. `kept`: the turn has the order that it had in an earlier prompt. `asked`: another
-        policy than `auto` chose the order.
+    why: the reason for the order. `cached`: the order starts with documents that are expected to be cached upstream.
+        `rank`: none of them is expected to be cached. `kept`: the turn has the order that it had in an earlier prompt.
+        `asked`: another policy than `auto` chose the order.
     """
 
     turn: DocumentTurn
@@ -130,7 +130,7 @@ class PromptPart:
 class OrderPlan:
     """A prompt up to its last document, and the number of characters after that document.
 
-    known: the number of leading parts that the upstream should have.
+    known: the number of leading parts that are expected to be cached upstream.
     """
 
     placed: tuple[Placed, ...]
@@ -166,7 +166,7 @@ class OrderPlan:
 
     @property
     def num_expected(self) -> int:
-        """The number of documents that the upstream should have."""
+        """The number of documents that are expected to be cached upstream."""
         return self.documents_in(self.known)
 
     def documents_in(self, number: int) -> int:
@@ -179,7 +179,7 @@ class Learnt:
     """What the front has learnt from an answer.
 
     cached: the number of leading parts that were cached; None if it is not reported.
-    is_stale: whether the wait for the first token showed that parts were not cached although they should have been.
+    is_stale: whether the wait for the first token showed that parts were not cached although this was expected.
     """
 
     cached: int | None
@@ -187,7 +187,7 @@ class Learnt:
 
 
 class Onward:
-    """The knowledge tree as the `Index` of one turn: the turn's documents begin at `place` instead of at the root.
+    """The `Index` for ordering one turn's documents: the knowledge tree, searched from `place` instead of from its root.
 
     place: the node at the end of the text before the documents; None if the tree lacks that text.
     """
@@ -216,11 +216,11 @@ class Orders:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Return the number of parts that the upstream should have."""
+        """Return the number of parts that are expected to be cached upstream."""
         return len(self._tree)
 
     def plan(self, chat: DocumentChat) -> OrderPlan:
-        """Choose the order of each turn's documents. The tree then expects the upstream to have the whole prompt."""
+        """Choose the order of each turn's documents. From now on, the whole prompt is expected to be cached."""
         placed: list[Placed] = []
         parts: list[PromptPart] = []
         seen: set[str] = set()
@@ -241,17 +241,17 @@ class Orders:
         return OrderPlan(tuple(placed), tuple(parts), known, chat.chars)
 
     def has(self, parts: Sequence[PromptPart]) -> bool:
-        """Return whether the upstream should have all parts of a prompt."""
+        """Return whether all parts of a prompt are expected to be cached upstream."""
         with self._lock:
             return self._walk(self._tree.start(), parts)[0] is not None
 
     def add(self, parts: Sequence[PromptPart]) -> None:
-        """Note that the upstream has the parts of a prompt."""
+        """Record that the upstream has the parts of a prompt."""
         with self._lock:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, except for the leading parts that it should have had before."""
+        """Forget a prompt that the upstream did not take, except its first `plan.known` parts."""
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
@@ -456,7 +456,7 @@ def turn_text(placed: Placed) -> str:
 
 
 def _with_text(text: str, content: Raw) -> Raw:
-    """Put a text before a message's content: a text, a list of parts, or null."""
+    """Put a text before a message's content, which is a text, a list of parts, or null."""
     value = msgspec.json.decode(content)
     if isinstance(value, list):
         first = value[0] if value else None

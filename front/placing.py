@@ -73,7 +73,7 @@ class ReplicaAnswer:
     body: bytearray = field(default_factory=bytearray)
 
     def read(self, message: Message) -> None:
-        """Read one ASGI message. Messages of a stream have whole events."""
+        """Read one ASGI message. In a stream, each message has only whole events."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_stream = any(
@@ -203,7 +203,7 @@ class Answering:
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
     """Return the application that answers a request at a replica.
 
-    If the request names another replica, that one is no longer up. An application that refuses the request is returned.
+    If the request names another replica, which is then no longer up, return an application that refuses the request.
     """
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
@@ -261,7 +261,10 @@ class Needs:
 
     @classmethod
     def of(cls, forward: Forward, tool_documents: str) -> Needs:
-        """Read a request. Any replica may answer or refuse a request that is neither a chat nor about stored state."""
+        """Read a request.
+
+        A request that is neither a chat nor about stored state has no needs: any replica may answer or refuse it.
+        """
         if forward.method != "POST" and (found := STORED.fullmatch(forward.path)):
             kind, id = filter(None, found.groups())
             return cls._of_stored(KINDS[kind], QueryParams(forward.query).get("scope", ""), id)
@@ -370,11 +373,11 @@ class Asked:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the request continues a stored conversation or answer that no replica that is up is known to have."""
+        """Whether the request continues a stored conversation or answer, but no running replica is known to have it."""
         return bool(self.needs.stored) and not self.is_bound
 
     def found_at(self, name: str) -> None:
-        """Note that a replica has the stored conversation or answer that the request continues."""
+        """Record that a replica has the stored conversation or answer that the request continues."""
         self.fleets.fleet.served(name, (), self.needs.stored)
 
     def rank(self, names: Collection[str]) -> list[str]:
@@ -389,7 +392,7 @@ class Asked:
         return [placement.replica for placement in ranked[: 1 if self.is_bound else None]]
 
     def accepted_by(self, name: str) -> None:
-        """Note that a replica has taken the request."""
+        """Record that a replica has taken the request."""
         self.replica, placement, needs = name, self._placements.get(name), self.needs
         if placement is None:
             return
@@ -420,7 +423,7 @@ class Asked:
 
     @property
     def why(self) -> str:
-        """The reason for the request's replica, in one line."""
+        """Why the request went to its replica, in one line."""
         if self.forward.only:
             return "the request names it"
         if self.begins_anew:

@@ -17,7 +17,7 @@ MOST_SLOWER = 1.2  # times a cold prompt's time: a longer wait shows that earlie
 
 
 class Prefills:
-    """The prompts that wait for their first token. Used by one event loop.
+    """The prompts that wait for their first token. For one event loop only.
 
     A wait counts only if the engine computes no other prompt at the same time.
 
@@ -59,13 +59,13 @@ class Prefill:
         self._number, self._began = prefills.num_started, prefills.clock()
 
     def token(self) -> None:
-        """Note that a token has come; only the first one counts."""
+        """Record that a token has come. Only the first one can set `seconds`."""
         if self._is_waiting and self._is_first and self._prefills.num_started == self._number:
             self.seconds = self._prefills.clock() - self._began
         self.end()
 
     def end(self) -> None:
-        """Note that no more tokens come."""
+        """End the wait for the first token, whether it has come or not."""
         self._prefills.num_waiting -= self._is_waiting
         if self._is_waiting and self._warms is not None:
             self._prefills.warming -= Counter([self._warms])  # drops models without prompts
@@ -73,7 +73,7 @@ class Prefill:
 
 
 class PrefillSpeeds:
-    """The prefill time of each model, in seconds per token, learnt from prompts of which little should have been cached.
+    """The prefill time of each model, in seconds per token, learnt from prompts of which little was expected to be cached.
 
     The time is a median, so that a single wait with another cause changes nothing.
     """
@@ -84,13 +84,13 @@ class PrefillSpeeds:
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
         """Return about how many of a prompt's tokens were cached; None if unknown, or if about as many as expected were.
 
-        A prompt of which little should be cached is cold, and its wait shows the model's speed. Any other prompt should take
-        less time than a cold one. If its wait is nearer to the time of a cold prompt than to the expected time, less was
-        cached than expected (CacheWeaver, 3.4). If its wait is even clearly longer than the time of a cold prompt, the
+        A prompt is cold if little of it was expected to be cached: its wait shows the model's speed. Any other prompt should
+        take less time than a cold one. If its wait is nearer to the time of a cold prompt than to the expected time, less
+        was cached than expected (CacheWeaver, 3.4). If its wait is even clearly longer than the time of a cold prompt, the
         prompts that seemed cold were not: a new front cannot know what a warm engine has cached. Then this wait corrects the
         model's speed.
 
-        expected: the tokens that should be cached.
+        expected: the number of tokens that were expected to be cached.
         seconds: the wait for the first token.
         """
         waits = self._waits.setdefault(model, deque(maxlen=SAMPLES))

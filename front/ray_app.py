@@ -164,8 +164,8 @@ class Ingress:
     async def _look_for(self, asked: Asked) -> None:
         """Ask all replicas which of them has the stored conversation or answer that a request continues.
 
-        A replica may have it in its cache folder from an earlier run. A replica that hangs counts as one without it, so that
-        it does not delay the conversations of other replicas.
+        A replica may have it in its cache folder from an earlier run. A replica that hangs is taken to lack it, so that
+        other replicas' conversations are not delayed.
         """
         found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:

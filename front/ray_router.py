@@ -17,7 +17,7 @@ class CacheRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return a list of ranks, each with one replica, best first. Ray tries the next rank if a replica takes no more."""
+        """Return a list of ranks, each with one replica, best first. If a replica is full, Ray tries the next rank."""
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True
@@ -30,7 +30,7 @@ class CacheRouter(RequestRouter):
         return [[by_name[name]] for name in asked.rank(by_name)]
 
     def _take_for_free(self, replicas: list[RunningReplica]) -> None:
-        """Let Ray take replicas for free if it does not know how many requests they have.
+        """If Ray does not know how many requests a replica has, let Ray assume none.
 
         Otherwise, Ray would ask these replicas before it sends the request, and skip the best one if its answer took 0.1 s.
         If a replica is full after all, it refuses the request, and Ray tries another one.
@@ -40,7 +40,7 @@ class CacheRouter(RequestRouter):
                 self.replica_queue_len_cache.update(replica.replica_id, 0)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: object) -> None:
-        """Note the replica that has accepted a request."""
+        """Record the replica that has accepted a request."""
         if (asked := asked_in(pending_request)) is not None:
             asked.accepted_by(name_of(replica_id))
 

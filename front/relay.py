@@ -1,4 +1,4 @@
-"""Relays an upstream's answer to the client. Events are sent whole or not at all. JSON is, too, unless it is too large to be
+"""Relays an upstream's answer to the client. Events are sent whole or not at all. So is JSON, unless it is too large to be
 kept in memory. Everything else is sent as it comes.
 """
 
@@ -148,7 +148,7 @@ class Relay:
         await self._write(closing(error, self._path))
 
     def _note(self, error: RequestError) -> None:
-        """Note a failure that the client's status does not show."""
+        """Record and log a failure that the client's status does not show."""
         self.failure = error
         logger.warning("%.128r: %s", self._path, error.message)
 
@@ -158,7 +158,7 @@ class Relay:
 
 
 def _takes_room(room: Reservation, length: int) -> bool:
-    """Reserve memory for an answer so far. Return False if there is too little, or if the answer is too large."""
+    """Reserve memory for the `length` bytes that an answer has so far. Return False if these are too many."""
     try:
         room.reserve(length)
     except RequestError:
@@ -167,9 +167,9 @@ def _takes_room(room: Reservation, length: int) -> bool:
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
-    """Return whether an answer has no other end than the end of its connection.
+    """Return whether only the end of its connection ends an answer.
 
-    If it has none, an answer that breaks off because the upstream has died looks complete.
+    Such an answer looks complete even if it broke off because the upstream died.
     """
     return (
         "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()
@@ -177,7 +177,7 @@ def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
 
 
 async def _refusal(response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> RequestError:
-    """Return an error page as a RequestError, such as the page of a router that has no backend.
+    """Return an error page, such as that of a router without a backend, as a RequestError.
 
     Raises RequestError if the page breaks off.
     """

@@ -94,7 +94,7 @@ def at_rank(settings: Settings, rank: int) -> Settings:
     """Return the settings of one replica, with a cache folder for its rank.
 
     After this replica ends, the next replica of its rank uses the folder. But Ray may also give the rank of a replica that
-    has ended to a running replica, which keeps the folder of its earlier rank; a new replica may then get that rank. So each
+    has ended to a running replica. This one keeps the folder of its old rank, which a new replica may then get. So each
     process locks its folder until it ends. If the folder of its rank is locked, it takes the first folder that is not.
     """
     if not settings.cache_dir:

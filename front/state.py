@@ -24,11 +24,11 @@ LARGEST_WARM_UP = 1 << 20  # bytes of a warm-up's body
 
 
 class Room:
-    """Lets requests in, up to a limit. Used by one event loop.
+    """Lets requests in, up to a limit. For one event loop only.
 
-    most: requests that may be relayed at a time.
+    most: how many requests may be relayed at a time.
     bodies: reads the requests' bodies.
-    num_relayed: requests that are relayed now.
+    num_relayed: how many requests are relayed now.
     """
 
     def __init__(self, most: int, bodies: Bodies) -> None:
@@ -62,7 +62,7 @@ class Room:
 
 class WarmUps:
     """Requests for one token, which prefill the prompt before the documents while the client still searches for them.
-    Used by one event loop.
+    For one event loop only.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class FrontState:
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:
-        """Make the state. It connects once the application starts."""
+        """Make the state. Its `upstream` is opened when the application starts."""
         lengths = Lengths(COUNTED * settings.tree_nodes)
         orders = Orders(settings, lengths)
         metrics = FrontMetrics(lambda: len(orders))

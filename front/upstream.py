@@ -40,7 +40,7 @@ class Sent:
     target: the path with the query.
     headers: all headers of the client; headers of its connection are not sent.
     has_key: whether the upstream's key is sent.
-    reservation: the memory of the body, which is freed once the upstream has it.
+    reservation: the memory of the body. It is freed once the upstream has the body.
     """
 
     method: str
@@ -66,9 +66,9 @@ class Fetched:
 
 
 class Upstream:
-    """One upstream. An async context manager; used by one event loop.
+    """One upstream, as an async context manager. For one event loop only.
 
-    has_keys: clients send keys of the front, not of the upstream.
+    has_keys: whether clients send keys of the front, not of the upstream.
     """
 
     def __init__(self, settings: FrontSettings, has_keys: bool = False) -> None:
@@ -192,7 +192,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 def _failure(error: Exception, patience: float) -> RequestError:
     """Return the failure of a connection as an error for the client.
 
-    patience: the seconds for which the connection could be silent.
+    patience: for how many seconds the connection was allowed to be silent.
     """
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | aiohttp.InvalidURL):
         problem = f"the upstream cannot be reached: {_said(error)}"

@@ -7,7 +7,7 @@ a search ends after a fixed number of clusters.
 
 The clusters are in a memory-mapped file beside the database. Their vectors have the database's precision, float16, so
 cosines equal those of an exact search. A child process makes the file. The database gets a record of the file once the file
-is complete. A file without a record, which a crash can leave, is never used; until another file is made, searches are exact.
+is complete. A crash can leave a file without a record. Such a file is never used: searches are exact until another is made.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _compare(index: Any, query: np.ndarray, limit: int, group: Pair, parameters:
 
 
 def _bits(numbers: np.ndarray, most: int) -> np.ndarray:
-    """Return the numbers from 0 to `most` as a bitmap, in faiss's order of bits."""
+    """Return a bitmap of those numbers that are at most `most`, in faiss's order of bits."""
     flags = np.zeros(most + 1, np.bool_)
     flags[numbers[numbers <= most]] = True
     return np.packbits(flags, bitorder="little")

@@ -1,5 +1,5 @@
-"""Decodes files. Of the ways to find the encoding, the first that succeeds counts: a byte order mark, bytes that are typical
-of UTF-16, ISO-2022-JP or UTF-8, a label in the file, a comparison of the texts that several encodings give.
+"""Decodes files. The encoding is found by the first of these that succeeds: a byte order mark, bytes that are typical of
+UTF-16, ISO-2022-JP or UTF-8, a label in the file, or a comparison of the texts that several encodings give.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _guess(data: bytes) -> str:
 
 
 def _likelihood(text: str) -> tuple[int, int]:
-    """Return a score of a decoded text. Decoded with the right encoding, a text has the highest score.
+    """Return a score of a decoded text. The right encoding should give the text with the highest score.
 
     The score is the number of different frequent words of one language; in a tie, fewer signs inside words are better.
     """

@@ -56,7 +56,7 @@ class Chunk:
 class Sizes:
     """Sizes of chunks, in tokens.
 
-    least: if possible, no cut leaves less text than this after it.
+    least: if possible, at least so much text remains after each cut.
     first, most: if possible, a long text is cut into chunks between these sizes. A heading with everything below it, or a
     single list, table or piece of code, is not cut if it has at most `most` tokens.
     whole_file: a file with at most so many tokens is one chunk.
@@ -177,7 +177,7 @@ def _cut_pieces(headings: Sequence[str], pieces: Sequence[_Piece], sizes: Sizes,
 
 
 def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[Chunk]:
-    """Yield a table that is too long for a chunk, cut between rows. Each chunk has the table's head, which rows need."""
+    """Yield a table that is too long for a chunk, cut between rows. Each chunk has the head with the columns' names."""
     head = block.head.encode(errors="replace")[: sizes.most * BYTES_PER_TOKEN // 2].decode(errors="ignore")
     room = sizes.most - count_tokens(head)
     rows = Sizes(least=0, first=min(sizes.first, room), most=room, whole_file=room)

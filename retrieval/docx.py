@@ -1,7 +1,7 @@
 """Reads Word documents as headings and blocks.
 
-Text in unknown elements is read. Elements are left out only if they are known to be no text of the document, such as
-properties and comments. Letters of comments, and of other left-out text that a person wrote, are counted.
+Text in unknown elements is read. Only elements that are known not to be text of the document, such as
+properties and comments, are left out. Letters of comments, and of other left-out text that a person wrote, are counted.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
+        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()

@@ -94,5 +94,5 @@ def _label(point: Element) -> str:
 
 
 def _page(data: bytes) -> str:
-    """Return a page as HTML, without its `<title>`, which is mostly the book's title or the name of a file."""
+    """Return a page as HTML, without its `<title>`, which is usually the book's title or the name of a file."""
     return TITLE.sub("", EMPTY.sub(r"<\1\2></\1>", decode(data, label_of(data))))

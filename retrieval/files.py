@@ -33,8 +33,8 @@ class Folder:
     def shown(self, parts: tuple[str, ...]) -> str:
         """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        Backslashes are escaped too. Otherwise a file with a control character in its name, and a file with the letters of
-        that character's escape in its name, would have the same path.
+        Backslashes are escaped too. Otherwise a name with a control character would look like a name that spells out this
+        character's escape.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -42,7 +42,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Values that change when a file does: its size in bytes, and the times of its content and of its metadata, in ns."""
+    """Values that change when a file does: its size in bytes, and when its content and its metadata last changed, in ns."""
 
     size: int = 0
     mtime_ns: int = 0

@@ -76,8 +76,9 @@ def _main(tree: LexborHTMLParser) -> int:
 def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
     """Yield each element of a tree twice, at its start (True) and at its end (False), and each text once (True).
 
-    reads: whether a node is read; other nodes are skipped with all nodes in them. This is a loop, because recursion could
-    overflow the stack on a deeply nested page.
+    reads: whether a node is read; other nodes are skipped with all nodes in them.
+
+    The function is a loop, because recursion could overflow the stack on a deeply nested page.
     """
     node, depth = root, 0
     while True:
@@ -105,7 +106,7 @@ class _List:
     """A list.
 
     number: the number of the next item; None if items have no numbers.
-    step: the difference between two numbers.
+    step: the difference from each number to the next.
     kind: the numeral style, as in the attribute `type`.
     """
 
@@ -129,7 +130,7 @@ class _Table:
 
     column: the column of the next cell.
     bars: the number of bars in the row so far.
-    spans: the columns that merged cells fill, and for how many rows.
+    spans: for each column that a merged cell fills, how many rows of it are left, with the current row.
     """
 
     column: int = 0
@@ -202,7 +203,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the waiting readings in parentheses. They come after a whole word: after each letter, they would cut it."""
+        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 

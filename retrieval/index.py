@@ -62,7 +62,7 @@ class Progress:
 
     files: the number of files in all folders, including skipped files.
     files_left: the number of files still to read.
-    not_read: the number of files that failed or were skipped. It is counted each time after all files have been read.
+    not_read: the number of files that failed or were skipped. It is updated only after all files have been read.
     chunks, vectors: how many of them the index has.
     by_words: the number of chunks that get no vector.
     clusters: the number of clusters of vectors; 0 if a search compares all vectors.
@@ -100,12 +100,12 @@ class Index:
     `cluster`.
 
     If the database has an index of an older version or with chunks of another size, all files are read into a new index.
-    Until they are, searches use the old index.
+    Until all are read, searches use the old index.
 
     progress: the index's `Progress`, which any thread may read.
     threads: the threads that run the searches, so that many searches do not occupy other threads of the process.
     has_vectors: whether documents get vectors. Without vectors, only the word search finds them.
-    headings: headings from some documents, to offer to a user as first questions; empty until all files are read.
+    headings: headings of some documents, which a user can be offered as first questions; empty until all files are read.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Index:
         Returns False if `may_go_on` stopped the reading.
 
         seconds: a limit of the processor time, in addition to the limit for a file of this size (`seconds_for`). Raises
-        SlowError if the file needs more than `seconds` and may have more: it can be read later with more time.
+        SlowError if the file needs more than `seconds`, but a file of its size may take longer. Then it can be tried again.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -278,7 +278,7 @@ class Index:
         return True
 
     def _replace_old(self) -> None:
-        """Answer from the new index, which now has all files. Copy the vectors of equal texts from the old index."""
+        """Make searches use the new index, which now has all files. Copy the vectors of equal texts from the old index."""
         if self._old:
             take_over(self.store, self._old[0])
             self.vectors, self._old = self._open_vectors(), None  # running searches may end in the old index

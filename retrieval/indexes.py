@@ -76,7 +76,7 @@ def stored_indexes(folder: Path) -> list[KeptIndex]:
 
 
 def remove_unused(folder: Path, since: float) -> Iterator[KeptIndex]:
-    """Delete and yield each index that no server has used since a time. since: in seconds since 1970. Raises OSError."""
+    """Delete and yield each index that was last used before `since`, in seconds since 1970. Raises OSError."""
     return (index for index in stored_indexes(folder) if index.used < since and index.remove())
 
 

@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass 
 
     size: the size of the letters.
     left, right: the ends of the line along its reading direction.
-    base: the height of the line on the page; for a line that is not horizontal, its place across its reading direction.
+    base: how high on the page the line is; for a line that is not horizontal, its place across its reading direction.
     angle: the reading direction, in degrees.
     is_row: whether the line is a row, as in a table: its text does not continue in the next line.
     level: the level of a heading, from 1; 0 for text.
@@ -182,7 +182,7 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
 
 def _gutters(parts: Sequence[Line]) -> list[float]:
-    """Return the places of the widest gaps between columns, which no part crosses, widest first."""
+    """Return the middles of the three widest gaps between columns, widest first. No part crosses these gaps."""
     gutters: list[tuple[float, float]] = []
     ordered = sorted(parts, key=lambda part: part.left)
     reach = ordered[0].right
@@ -208,7 +208,7 @@ def _above_break(parts: Sequence[Line]) -> list[Line]:
 
 
 def _is_contradicted(rows: Sequence[Row]) -> bool:
-    """Whether a line is drawn directly after a line below it, although it is not in a column to the right of that line."""
+    """Whether the drawing goes from a line directly to a higher line that is not in a column to the right."""
     edges = _edges(rows)
     inner = [row[0] for at, row in enumerate(rows) if at not in edges]
     if sum(RIGHT_TO_LEFT.search(line.text) is not None for line in inner) > len(inner) / 2:
@@ -306,7 +306,7 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
     """Leave out lines of a printed table of contents if their titles are on later pages.
 
-    Any other line that ends with such dots is kept, as a row with fewer dots.
+    Any other line that ends like one of a table of contents is kept, as a row with fewer dots.
     """
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
@@ -375,7 +375,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
     """Yield the lines of a page, in reading order.
 
     Rows with gaps at the same places are a table or columns of prose. Each row of a table is one line, with bars between its
-    cells. Of columns, all lines of the left one come before the lines of the next one.
+    cells. In columns, all lines of one column come before those of the next.
     """
     group: list[Row] = []
     gaps: list[Span] = []

@@ -121,7 +121,7 @@ class _Mail:
             self._outline.leave_out(ATTACHMENT, "".join(_plain_text(part) for part in mail.walk()))
 
     def _add_attachment(self, part: Message, depth: int) -> None:
-        """Add an attached file under its name. If the file cannot be read, only note its name."""
+        """Add an attached file under its name. If the file cannot be read, only its name is kept."""
         data, name = _bytes(part), _filename(part)
         suffix = PurePath(name).suffix.lower() or (".txt" if part.get_content_type() == "text/plain" else "")
         if suffix == ".eml":

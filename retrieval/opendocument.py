@@ -85,7 +85,7 @@ class _OdfStyles:
                 self._lists[name] = dict(map(_level, element))
 
     def is_a(self, name: str, kinds: set[str]) -> bool:
-        """Whether a style has one of these names, or is based on a style that has."""
+        """Whether a style has one of these names, or is based on such a style."""
         for _ in range(MAX_CHAIN):
             if name.lower() in kinds:
                 return True

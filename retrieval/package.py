@@ -40,7 +40,7 @@ class Package:
         return name in self._names
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a part, at most the size that the ZIP file states.
+        """Return the bytes of a part, at most as many as the ZIP file states.
 
         Raises Unreadable if the parts read so far are too large together.
         """
@@ -120,7 +120,7 @@ def parse(data: bytes) -> Element:
 
 
 def tag_of(element: Element) -> str:
-    """Return an element's name without its namespace. A namespace may have two URIs, and no name is in several of them."""
+    """Return an element's name without its namespace, which may have two URIs. No name is in more than one namespace."""
     return element.tag.rpartition("}")[2]
 
 

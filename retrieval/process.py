@@ -36,7 +36,7 @@ class ReadTask(msgspec.Struct):
     root: the path of its folder in the system's encoding, which may not be UTF-8.
     known: the file's digest in the index; empty for a new file.
     tokens: the approximate size of a chunk.
-    seconds: the most processor time.
+    seconds: the limit of processor time.
     """
 
     root: bytes
@@ -138,7 +138,7 @@ class FileReader:
             process.kill()
 
     def close(self) -> None:
-        """End the process. The next file starts another process."""
+        """End the process. For the next file, another process is started."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -157,7 +157,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _crash(code: int) -> str:
-    """Return the reason why a process ended at a file, by its exit code."""
+    """Return the reason why a process ended while it read a file, by the process's exit code."""
     match signal_of(code):
         case "":
             return "its reader failed"

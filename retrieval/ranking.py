@@ -163,7 +163,7 @@ class Query:
     """A question to an index.
 
     text: the question.
-    top_k: the most hits.
+    top_k: the highest number of hits.
     paths: files and folders to search in; empty for all.
     min_score: hits with a lower score are left out. If it is None and there is no reranker, a hit is left out if it is far
     worse than the best hit by words, and also far worse than the best hit by vectors.
@@ -300,7 +300,7 @@ class Search:
                 yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
-        """Return the best scored chunks as hits: `top_k` of them, or as many as a reranker reads if those are more."""
+        """Return the best scored chunks as hits: `top_k` of them, or as many as a reranker reads, whichever is more."""
         near = self._near(scored, query, by_words, by_vectors)
         kept = {number for number, _ in near}
         num_far = sum(number not in kept for number, _ in scored[: query.top_k])

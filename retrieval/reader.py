@@ -1,4 +1,4 @@
-"""The child process that reads files: its limits, the formats, the chunks of a file.
+"""The child process that reads files and cuts them into chunks, within limits of memory and time.
 
 A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Then only this process ends: its
 transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are also cut and stored

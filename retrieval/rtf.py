@@ -46,7 +46,7 @@ class _State:
 
     kind: what its text is used for; empty for text of the document.
     codec: the encoding of its font; empty for the default.
-    skipped: fallback characters to skip after each Unicode character.
+    skipped: how many fallback characters to skip after each Unicode character.
     hidden: empty if the text is kept; otherwise the kind of left-out text, under which its letters are counted.
     """
 

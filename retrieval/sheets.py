@@ -47,7 +47,7 @@ class _SheetTable:
 
 
 class CellLetters:
-    """Counts and limits the letters of a workbook, because one text can fill a million cells."""
+    """Counts the letters of a workbook, and limits their number, because one text can fill a million cells."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXT
@@ -371,7 +371,7 @@ def shown(value: object) -> str:
 
 
 def read_xls(data: bytes, outline: Outline) -> None:
-    """Add the sheets of an old Excel workbook, or the HTML or rows of text that other programs write under its suffix."""
+    """Add the sheets of an old Excel workbook, or HTML or rows of text in a file with the suffix of such a workbook."""
     if data.startswith((OLD_FORMAT, ZIP)):
         read_calamine(data, outline)
     elif (text := decode(data, label_of(data))).lstrip()[:1] == "<":

@@ -42,7 +42,7 @@ class FilePart(NamedTuple):
 class Store:
     """The SQLite file. One thread may write files and vectors; any thread may read at the same time.
 
-    A file that is damaged, of another version, or has other chunks than `origin` says, is emptied: the index can be rebuilt.
+    If the file is damaged, has another version, or has other chunks than `origin` says, it is emptied, to be filled again.
 
     num_chunks: the number of chunks in the index.
     """
@@ -50,8 +50,8 @@ class Store:
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
         """Open the file.
 
-        origin: two texts, `chunks` and `vectors`, which say how each of them is made. If the file has another text for
-        one of them, the file's chunks or vectors were made in another way, and are removed. If `origin` is None, the file
+        origin: how the chunks and the vectors are made, as two texts named `chunks` and `vectors`. If the file has another
+        text for its chunks or its vectors, these were made in another way, and are removed. If `origin` is None, the file
         is only read.
         """
         self.path, self._origin = path, origin
@@ -121,7 +121,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reads in one transaction. All reads see the same state while another thread writes."""
+        """Lend the connection for reads in one transaction. All reads see the same state, even if another thread writes."""
         with self._reading:
             self._reader.execute("begin")
             try:
@@ -172,7 +172,7 @@ class Store:
         return written.gone
 
     def files(self, after: str = "", limit: int = -1) -> dict[str, StoredFile]:
-        """Return files by path, sorted by path. after: return only paths after this one. limit: the most files; -1: all."""
+        """Return files by path, sorted. after: return only later paths. limit: return at most so many files; -1 for all."""
         with self.reading() as connection:
             rows = connection.execute(
                 f"{FILES} where path > ? group by path order by path limit ?", (after, limit)
@@ -277,7 +277,7 @@ class Store:
         """Return the numbers (chunks,) int64 of chunks with a vector, and the vectors (chunks, width), float16.
 
         after: return only chunks with higher numbers.
-        limit: the most chunks, lowest numbers first; -1 for all.
+        limit: return only so many chunks, those with the lowest numbers; -1 for all.
         """
         query = "select chunk, x from vector where chunk > ? order by chunk limit ?"
         with self.reading() as connection:
@@ -292,8 +292,8 @@ class Store:
         return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
-        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite reads them from an index, not from the
-        rows, which is faster."""
+        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite reads them from an index of the
+        table, which is faster than from the rows."""
         with self.reading() as connection:
             return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
 
@@ -347,8 +347,8 @@ def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
     """Return the old index, for searches until the new index at `path` has all files; None if there is no old index.
 
     If the index at `path` is of an older version or has other chunks, it is the old index. It is moved to a file beside
-    `path`, where the next start also finds it. But if there is already such a file, that one is the old index, and has all
-    files: the index at `path` was made after it, and was never completed. Then the index at `path` is removed.
+    `path`, where the next start also finds it. But if an old index is already there, it stays the old
+    index, since it has all files. The index at `path`, which was made later and never completed, is then removed.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
@@ -394,9 +394,9 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 
 
 def take_over(store: Store, old: Store) -> None:
-    """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same. Remove its file.
+    """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same.
 
-    If the file is gone, another process has already done this.
+    Then remove the old file. If it is already gone, another process has done all this.
     """
     if not old.path.exists():
         return
@@ -428,9 +428,9 @@ def count_uses(store: Store, uses: Mapping[str, int]) -> None:
 
 
 def headings(store: Store, limit: int) -> list[str]:
-    """Return up to `limit` headings, each once, to offer to a user as first questions.
+    """Return up to `limit` different headings, which a user can be offered as first questions.
 
-    Titles of the files changed last come first, then headings inside these files.
+    The titles of the most recently changed files come first, then headings inside these files.
     """
     newest = "select id from file where state = 'indexed' order by mtime_ns desc, path limit ?"
     of_file = """
@@ -451,7 +451,7 @@ def _is_specific(heading: str) -> bool:
 def likeliest(store: Store, most_tokens: int) -> list[int]:
     """Return the numbers of the chunks that the next questions most likely need, up to `most_tokens` estimated tokens.
 
-    Chunks with the most uses come first, then the chunks of the files changed last, in their order in the file.
+    Chunks with the most uses come first, then the chunks of the most recently changed files, in their order in the file.
     """
     chosen: dict[int, None] = {}
     for number, tokens in _by_likelihood(store):
@@ -463,7 +463,7 @@ def likeliest(store: Store, most_tokens: int) -> list[int]:
 
 
 def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
-    """Yield the numbers and tokens of chunks, likeliest first, some chunks twice.
+    """Yield the numbers and tokens of chunks, likeliest first. A chunk may come more than once.
 
     Each file is read by a query of its own, so that a search has to wait for one such query at most.
     """

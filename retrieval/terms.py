@@ -20,7 +20,7 @@ ALL_MARKS = [code for code in HAVE_MARKS if category(chr(code))[0] == "M"]
 
 
 def _ranges(codes: Iterable[int]) -> str:
-    """Return characters as ranges for a pattern's character class. Ranges compile in half of the time."""
+    """Return characters as ranges for a pattern's character class. Ranges compile twice as fast as single characters."""
     given = set(codes)
     starts = sorted(code for code in given if code - 1 not in given)
     stops = sorted(code for code in given if code + 1 not in given)
@@ -71,7 +71,7 @@ UNMARKED = frozenset(map(chr, PLAIN))
 
 
 def fold(word: str) -> str:
-    """Return a word without case and marks, as it is compared with other words.
+    """Return a word in the form in which words are compared: without case and marks.
 
     >>> [fold(word) for word in ("Straße", "ÅNGSTRÖM", "İstanbul", "Łódź", "ёлка", "Ώρα", "בְּרֵאשִׁית", "हिन्दी")]
     ['strasse', 'angstrom', 'istanbul', 'lodz', 'елка', 'ωρα', 'בראשית', 'हिन्दी']
@@ -187,7 +187,7 @@ def terms_of(words: Iterable[str], language: str) -> str:
 
 
 def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
-    """Yield what to search for, for one word of a question: lists of spellings. Any spelling of a list matches.
+    """Yield lists of spellings to seek for one word of a question. A text matches a list by any of its spellings.
 
     A spelling is one term, or a phrase: several terms with spaces between them. In a script without spaces, each pair of
     neighbouring letters is a phrase, in a list of its own.

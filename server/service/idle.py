@@ -97,7 +97,7 @@ class IdlePrefill:
     open: the requests that the engine has not ended yet.
     num_arriving: the number of requests whose prompts are being made.
     next_turns: whether to do kinds 1 to 3 of the work.
-    num_sets: the most sets of documents to compute after an answer.
+    num_sets: how many sets of documents may be computed after an answer.
     prefixes: the likely prefixes with the server's documents; None until the server has opened its documents.
     """
 

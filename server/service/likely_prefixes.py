@@ -96,8 +96,8 @@ class LikelyPrefixes:
 
     prefix: the prefix to use until a chat has searched.
     most_tokens: the budget: the most tokens that all prefixes may have together.
-    state_tokens: returns how many tokens' KV takes as much memory as one recurrent state. The number is not known before
-        the model's warm-up.
+    state_tokens: returns the number of tokens whose KV takes as much memory as one recurrent state. It is not known
+        before the model's warm-up.
     num_documents, num_tokens: the number of documents computed so far, and of their tokens.
     has_files: whether all files are read, so that the likeliest documents are known.
     """

@@ -77,7 +77,7 @@ class Metrics:
     """The metrics of one server, in a registry of their own.
 
     open: the requests that the engine has not ended yet.
-    parts, times: what the devices reported, and their measured times, when the server started. A scrape does not query
+    parts, times: the devices' reports and their measured times, from the server's start. A scrape does not query
         the devices again, since they may be computing.
     """
 

@@ -252,7 +252,7 @@ class Service:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many open requests as slots. Then no prompt is computed ahead."""
+        """Whether there are at least as many open generations as slots. Then no prompt is computed ahead."""
         return len(self.open) >= self.view.num_slots
 
     async def prompt_text(self, generation: Generation) -> str:
