@@ -53,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would accept `num_bytes` bytes now. This must be fast, for the engine's thread."""
+        """Return whether `put` would accept `num_bytes` bytes now. This must be fast: the engine's thread calls it."""
         ...
 
     def put(self, record: Record) -> bool:
@@ -75,7 +75,7 @@ class LowerTier(Protocol):
     def __contains__(self, key: str, /) -> bool:
         """Return whether a record is stored or about to be stored, and its scope is not being dropped.
 
-        This must be fast, for the engine's thread.
+        This must be fast: the engine's thread calls it.
         """
         ...
 
