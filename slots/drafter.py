@@ -102,7 +102,7 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance that the next drafted token is right, before it is drafted and its confidence is known.
+        """Return the chance that the next token to draft will be right. Its confidence is not known yet.
 
         own: the score of the request's own drafts.
         """
@@ -200,6 +200,6 @@ class DraftTimes:
 def smoothed(mean: float | None, new: float) -> float:
     """Return the running mean of times, updated with one new time.
 
-    mean: the mean so far; None: `new` is the first time.
+    mean: the mean so far; None: no time was measured before `new`.
     """
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

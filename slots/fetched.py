@@ -99,7 +99,7 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Put the records that a request's prefill has reached into host memory. Return whether it has reached any."""
+        """Move to host memory the records that a request's prefill has reached. Return whether it has reached any."""
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False

@@ -353,7 +353,7 @@ class Scheduler:
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Note the results of a plan. Return the requests with a new token, and this token.
+        """Take over the results of a plan. Return the requests with a new token, and this token.
 
         The caller decides whether a request is finished.
 
@@ -371,7 +371,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells, after the runner found too few for the plan's batch. Return False if no cell can be freed."""
+        """Evict KV, or preempt a request, since the runner found too few free cells. Return False if neither is possible."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -407,7 +407,7 @@ class Scheduler:
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device.
 
-        keep: whether copies in host memory stay. If this fails, they are dropped, too.
+        keep: whether copies in host memory stay. If keeping them fails, they are dropped, too.
         """
         try:
             if keep:

@@ -136,8 +136,8 @@ def swap_out(
 ) -> tuple[Moves, Moves]:
     """Return the operations of a swap: those before the step, and those after it.
 
-    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if that has room;
-    otherwise it is kept only until the step ends.
+    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if there is
+    room for it; otherwise it is kept only until the step ends.
 
     runs: the runs on the device.
     running: all running requests.
