@@ -88,7 +88,6 @@ class Fleet:
         """Return a placement for each replica of `names`, the best one first.
 
         documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
-        names: the names of the replicas.
         busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers. Otherwise
             requests whose documents are all cached pile up at one replica.
         session: the name of the request's session; None: it has none.

@@ -242,7 +242,7 @@ def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]
 
 
 def greedy(request: OrderRequest, index: Index[P]) -> Sequence[int]:
-    """Take at each position the document of best rank that is cached there, until none is (CacheWeaver, Algorithm 1)."""
+    """At each position, take the document of best rank that is cached there, if any is (CacheWeaver, Algorithm 1)."""
     keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []

@@ -110,7 +110,7 @@ class ModelOdds:
         return min((OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried), SURE)
 
     def chances(self, own: Score, confidences: Sequence[float]) -> list[float]:
-        """Return for each token of a draft the chance that it is right, if all tokens before it are right."""
+        """Return the chance that each token of a draft is right, if all tokens before it are right."""
         lean = self.mean(own) * self._mean.tried / max(self._mean.right, 1e-9)
         scores = [self._by_confidence[_place(confidence)] for confidence in confidences]
         return [min(lean * score.right / score.tried, SURE) for score in scores]

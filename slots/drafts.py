@@ -302,7 +302,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn from the accepted and rejected ones.
 
-        checked: the spans with drafts of the last step that ran. The list is cleared.
+        checked: those spans of the last step that ran which have drafts. The list is cleared.
 
         Call this at the start of each step, even of a step for which `propose` is not called.
         """

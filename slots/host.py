@@ -64,7 +64,6 @@ class HostMemory:
 
     max_bytes: the budget; 0: nothing is copied.
     policy: decides the order of eviction.
-    sizes: the sizes of copies.
     cut: returns a part of a run's copy.
     lent: how many bytes the KV that is swapped out during a step may take, whatever the budget is.
     """
@@ -154,8 +153,8 @@ class HostMemory:
 
         Copies that a lower tier also has are evicted before all others. If that does not make enough room, and a lower tier
         accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that exist
-        nowhere else are evicted only if no lower tier accepts more. For a leaf that a lower tier already has, neither the
-        budget is overdrawn nor such a copy evicted.
+        nowhere else are evicted only if no lower tier accepts more. For a leaf that a lower tier already has, neither is
+        done.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:

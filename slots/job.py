@@ -58,7 +58,7 @@ class StrategyState:
 
     @property
     def has_started(self) -> bool:
-        """Whether the job keeps KV of its own, outside the cache."""
+        """Whether the job keeps copies of KV for itself."""
         return False
 
     def suits(self, layout: Layout) -> bool:
@@ -95,10 +95,7 @@ class Strategy(Protocol):
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
-        """Give the job a sequence with all cached KV of its prompt, and set `job.computed`.
-
-        waiting: the jobs in the queue.
-        """
+        """Give the job a sequence with all cached KV of its prompt, and set `job.computed`."""
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
@@ -208,7 +205,7 @@ class Job:
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Forget all KV of the job after a failed step. Its generated tokens stay, and it can later go on after them."""
+        """Forget the KV on the device after a failed step. The generated tokens stay, and the job can go on after them."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()

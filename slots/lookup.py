@@ -129,7 +129,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return for each place how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
+    """For each place, return how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

@@ -110,8 +110,6 @@ class PrefixTree(PromptTree):
     num_sequences: the number of sequence ids, at least 2 * slots + 1.
     host: the host memory that evicted runs are moved to; None: evicted runs are lost.
     policy: decides the order in which runs are evicted from the device.
-    profile: learns the time to compute tokens.
-    costs: the costs of the model on this device.
     """
 
     def __init__(

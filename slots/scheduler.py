@@ -451,7 +451,7 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its cells
 
     def _prefill_turn(self, adapters: str) -> StepBuilder:
-        """Return the step after a decode turn: only prompts, with the same adapters. It is empty if no prompt waits."""
+        """Return the step after a decode turn. It has only prompts, with the same adapters, or is empty."""
         step = self._new_step()
         prompts = [job for job in self.running if job.request.scope.adapters == adapters and job.phase is not Phase.DECODE]
         step.prefill(prompts, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, prompts)))

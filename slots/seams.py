@@ -35,7 +35,7 @@ class Proposer(Protocol):
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and clear `checked`.
 
-        checked: the spans with drafts of the last step that ran.
+        checked: those spans of the last step that ran which have drafts.
         """
         ...
 

@@ -87,8 +87,6 @@ class LowerTier(Protocol):
 class WriteBehind:
     """Passes each new copy in host memory to the lower tiers once, in the engine's thread.
 
-    lower: the tiers to which the copies are passed.
-
     Copies of private scopes, and copies that no later process could use, are not passed on. Through this object, host memory
     also knows what the lower tiers have: see `Below`.
     """
