@@ -178,8 +178,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request. Requests that share its path are now expected to reuse its KV.
 
-        passed: the requests of the same priority that are before it in the queue. Each of them counts as overtaken, unless
-            the admitted request follows a leader that arrived before that one.
+        passed: the requests of the same priority that are before it in the queue. Each counts as overtaken, unless it
+            arrived after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)

@@ -37,9 +37,8 @@ class Queue:
     strategy: takes a request and the layout of its whole prompt, and returns how the request reuses KV.
     may_start: returns whether a request could start now if it fits.
 
-    A request that waits for a certain slot, or for running prompts, does not block later requests, which
-    overtake it if they are admitted first. If the next request does not fit on the device, the queue is blocked until cells
-    are freed.
+    A request that waits for a certain slot, or for running prompts, does not block later requests, which overtake it
+    if they are admitted first. If the next request does not fit on the device, the queue is blocked until cells are freed.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Queue:
         return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
-        """End a request that cannot run, and that is no longer in the queue."""
+        """End a request that cannot run. It has left the queue already."""
         job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 

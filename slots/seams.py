@@ -88,7 +88,7 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """Let a request, which leaves the queue and starts, no longer wait for a fetch."""
+        """End a request's wait for a fetch, since the request leaves the queue and starts."""
         ...
 
     def ends(self, job: Job) -> None:

@@ -103,8 +103,8 @@ class Snapshots(StateTree):
         """Add to `stops` the position up to which an earlier prompt had the same tokens, unless a state is close to it.
 
         A prefix that was sent twice is likely to be sent again. Marconi admits states for this reason (Pan et al. 2024). If
-        the whole prompt was sent before, or another request waits with it, the state is taken before the last tokens of the
-        prompt, which are always computed.
+        the whole prompt was sent before, or another waiting request has it, too, the state is taken before the last tokens
+        of the prompt, which are always computed.
         """
         is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
         known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length

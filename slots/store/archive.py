@@ -116,7 +116,7 @@ class StoredRecord:
 class ScopeUse:
     """The totals of those files of a folder that belong to one scope.
 
-    oldest, newest: the last use of the file that was used least recently, and of the one used most recently, ns.
+    oldest, newest: the earliest and the latest time at which one of the files was last used, ns.
     """
 
     scope: str

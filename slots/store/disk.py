@@ -504,7 +504,7 @@ class DiskTier:
             )
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Delete a damaged file. A file that just cannot be read at the moment stays, since it may be undamaged."""
+        """Delete a damaged file. A file that could not be read at all stays, since it may be undamaged."""
         if isinstance(error, FileNotFoundError):
             return  # another server has deleted it
         logger.warning("%s is not used: %s", path.name, error)
