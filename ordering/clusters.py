@@ -2,8 +2,8 @@
 
 RAGBoost (section 4.1) builds a tree from the bottom up: it merges the closest pair of document sets again and again, in time
 that grows with the square of their number. Here, the tree grows from the top down. The requests with the document whose
-sharing saves the most tokens are the first cluster. The remaining requests are split in the same way, and then the requests
-of each cluster. In this example, a number says how many requests share a document:
+sharing saves the most tokens are the first cluster. The remaining requests are split in the same way, and so is each cluster
+afterwards. In this example, a number says how many requests share a document:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
@@ -55,7 +55,7 @@ def depth_first(sets: Sequence[Mapping[str, float]]) -> list[int]:
 
 
 def _split(cluster: Cluster, sets: Sequence[Mapping[str, float]]) -> Iterator[Cluster]:
-    """Yield the parts of a cluster. The requests with the document that saves the most are one part, and so on."""
+    """Yield the parts of a cluster. The first part shares the document that saves the most; the rest is split alike."""
     left = {at: [key for key in sets[at] if key not in cluster.placed] for at in cluster.requests}
     places: dict[str, dict[int, None]] = {}
     for at, keys in left.items():

@@ -93,9 +93,9 @@ def parse_documents(values: object, where: str = "documents") -> tuple[Document,
 
 
 def _own_id(document: Document) -> str:
-    """Return a new id for a document whose id belongs to another text already.
+    """Return an id for a document whose own id belongs to another text already.
 
-    If the id is the document's short hash, the new id is its full hash. Otherwise it is the same id.
+    If the id is the document's short hash, the new id is its full hash. Any other id is returned unchanged.
     """
     digest = _digest(document.title, document.text)
     return digest if document.id == digest[:ID_DIGITS] else document.id
@@ -209,7 +209,7 @@ Message = Mapping[str, object]
 
 
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of the messages that have any: by the index of the message, its documents in retrieval rank.
+    """Return the documents of each message that has any, in retrieval rank. The keys are the indices of the messages.
 
     top: the field `documents` of the request itself. These documents belong to the last user message.
     takes_results: whether the content of a tool's message may be a list of documents. Such a list is ignored if it has more
@@ -312,7 +312,7 @@ def _is_document(value: object) -> bool:
 
 
 def _flat(value: object) -> object:
-    """Return a document whose other fields are lines before its text."""
+    """Return a document in which all other fields have become lines before the text."""
     assert _is_object(value)
     id = "id" if value.get("id") is not None else "doc_id"
     text = next(name for name in TEXT_FIELDS if value.get(name))

@@ -1,4 +1,4 @@
-"""A fleet of replicas, each with a prefix cache: which replica gets a request, and in which order its documents are."""
+"""A fleet of replicas, each with a prefix cache: which replica gets a request, and the order of the request's documents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,6 @@ class Fleet:
         """Return a placement for each replica of `names`, the best one first.
 
         documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
-        names: the names of the replicas.
         busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers. Otherwise
             requests whose documents are all cached pile up at one replica.
         session: the name of the request's session; None: it has none.
@@ -108,7 +107,7 @@ class Fleet:
         busy: Callable[[str], float] = lambda _: 0.0,
         session: str | None = None,
     ) -> Placement:
-        """Return the first placement of `rank`, in much less time: a replica's tree is searched only if it could be better.
+        """Return the first placement of `rank`, in much less time: only trees of replicas that may be best are searched.
 
         The arguments are as in `rank`. Raises ValueError as `rank` does, and if `names` is empty.
         """
@@ -144,7 +143,7 @@ class Fleet:
         return _Weighed(Placement(name, arrangement, cost, stays=name == home), len(tree))
 
     def served(self, replica: str, order: Iterable[tuple[str, int]], session: str | None = None) -> None:
-        """Note that a request was sent to a replica.
+        """Remember that a request was sent to a replica.
 
         order: (key, tokens) of each document, in the order of the prompt.
         session: as in `rank`.

@@ -146,7 +146,7 @@ FORMATS = (
 class PastedList:
     """A list of documents at positions [start, stop) of a text, in the program's order, without duplicates.
 
-    number_of: by the id of each document, the number that the program gave it, which the id replaces; empty: no numbers.
+    number_of: the program's number for each document, by the id that replaces the number; empty: the list has no numbers.
     is_named: whether the text of each document shows its id.
     """
 

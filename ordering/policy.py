@@ -134,7 +134,7 @@ def walk(index: Index[P], position: P | None, keys: Sequence[str]) -> Walk[P]:
 
 
 def walk_to_end(index: Index[P], position: P | None, keys: Sequence[str]) -> float:
-    """Return how many tokens the documents `keys` save, which are the last documents of a request.
+    """Return how many tokens a request's last documents, `keys`, save.
 
     If all of them are cached, tokens that are saved after the last document are included (`Index.beyond`).
     """
@@ -242,7 +242,7 @@ def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]
 
 
 def greedy(request: OrderRequest, index: Index[P]) -> Sequence[int]:
-    """Take at each position the document of best rank that is cached there, until none is (CacheWeaver, Algorithm 1)."""
+    """At each position, take the document of best rank that is cached there, if any is (CacheWeaver, Algorithm 1)."""
     keys, ranks = request.keys, {request.keys[i]: i for i in request.movable}
     position = walk(index, index.start(), keys[: request.first]).end
     order: list[int] = []
@@ -358,7 +358,7 @@ def arrange(
         the number of tokens that each of them saves, and returns whether to use the second order. If `best` is `free`, the
         fixed place is the first one. None: `best` alone decides.
 
-    `pays` takes a second search.
+    With `pays`, there is a second search.
 
     Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, `names` and
     `keys` of different lengths, and more documents than `oracle` can try.
@@ -461,7 +461,7 @@ async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterab
 
     post: sends a body to the server.
     chat: the body of the later chat completion, without documents.
-    stages: yields after each stage of the search the best documents so far, in retrieval rank. The last stage is the result.
+    stages: yields the best documents so far after each stage of the search, in retrieval rank. The last stage is the result.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

@@ -18,8 +18,8 @@ def document_text(document: Document) -> str:
     """Return the prompt text of one document, which is the same at any place in a prompt.
 
     The id comes first, so that two documents differ in their first tokens. A backslash is put before each bracket in an id,
-    and one more space before a paragraph that begins with a bracket. So two different lists of documents never have the same
-    text. If the document has a `form`, this is its text.
+    and a space before a paragraph that begins with a bracket, even if spaces precede the bracket. So two different lists of
+    documents never have the same text. If the document has a `form`, this is its text.
     """
     if document.form:
         return document.form
@@ -60,7 +60,7 @@ def location_hint(ids: Iterable[str]) -> str:
 
 
 def _name(id: str) -> str:
-    """Return an id with special characters escaped, so that in labels and hints its end is clear and it is unique."""
+    """Escape the special characters of an id. Labels and hints then show where it ends, and different ids stay different."""
     return SYNTAX.sub(r"\\\g<0>", id)
 
 

@@ -54,7 +54,7 @@ class Cells:
 
         If no request runs, the answer is True: the server accepts only prompts that fit into an empty device.
 
-        waiting: the other waiting requests. Like running ones, they may keep KV outside the cells (`Strategy.has_room`).
+        waiting: the other waiting requests. Waiting requests, too, may keep KV outside the cells (`Strategy.has_room`).
         """
         tree = self._tree
         if not self._running:

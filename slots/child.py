@@ -61,7 +61,7 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux send a process a signal when the write end of a pipe closes, at the latest when this process ends.
+    """Let Linux send a signal to a process when the write end of a pipe is closed. The end of this process closes it.
 
     lifeline: the read end of the pipe; the process must have it open, too. Nothing is ever written to the pipe.
     is_asked: as in `start_child`.

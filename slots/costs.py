@@ -20,14 +20,14 @@ class Costs:
     """The costs of one model on one device. A threshold of NEVER turns a rule off; by default every rule is off.
 
     chunk: how many prompt tokens attention computes together. A smaller batch takes about as long as a chunk.
-    background_step: prompt tokens of a background step. If a new request aborts the step, their computation is lost.
+    background_step: how many prompt tokens a background step has. If a new request aborts it, this computation is lost.
     background_ns: the longest time of a background step if the device cannot abort steps; 0: it can.
     recompute_last: how many tokens at the end of a prompt are always computed, in one batch, even if they are cached. A
         batch with fewer tokens rounds differently, so the bits of an answer would depend on the cache.
     min_shared: how many uncached tokens two requests must share, so that the second waits until the first has computed them.
     restore_share: the time to restore KV from host memory, divided by the time to compute it.
-    apart_from_cells: the number of cells in use from which decode and prefill take less time in separate steps.
-    swap_from_tokens: if a step has more tokens than this and sees none of the cells in use, swapping them out saves time.
+    apart_from_cells: if at least this many cells are in use, decode and prefill take less time in separate steps.
+    swap_from_tokens: if a step of more tokens than this sees no cell in use, swapping out the cells in use saves time.
     cells_per_run: the fixed part of the time to move a run, as the number of cells that move in the same time.
     scattered_tokens: the extra time to save each separate stretch of cells, as the number of tokens that are computed in the
         same time; 0: no extra time.
@@ -98,7 +98,7 @@ class Costs:
         return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
 
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
-        """Return whether a swap takes less time than it saves: attention then no longer passes over cells for nothing.
+        """Return whether a swap takes less time than it saves by keeping attention from passing over cells for nothing.
 
         num_passed: the cells that attention would pass over for nothing, counted once for each token.
         num_used: the number of cells in use, all of which a swap may move.
@@ -164,9 +164,9 @@ class Profile:
         return new * (self._fixed + self._by_depth * (cached + new / 2))
 
     def cost(self, cached: int, new: int) -> float:
-        """Return the time of each of `new` tokens after `cached` ones, divided by the mean time of all tokens so far.
+        """Return the time per token of `new` tokens after `cached` ones, divided by the mean time per token so far.
 
-        Because of this division, costs from before the first step, and from a time when the machine was slower, can be
+        Because of this division, a cost from before the first step, or from when the machine was slower, can be
         compared with later costs.
         """
         mean = self._sums[3] / self._sums[0] if self.is_learnt else 1.0
@@ -204,8 +204,8 @@ AIM = 0.9  # share of the longest stall that a step aims at: steps take up to a 
 class PrefillBudget:
     """Limits the prompt tokens of a step while other requests decode.
 
-    size: most prompt tokens.
-    max_stall: most seconds that the prompt tokens may take.
+    size: the most prompt tokens.
+    max_stall: the most seconds that the prompt tokens may take.
 
     Both limits hold, except that a step may always compute one whole chunk, since part of a chunk takes about as long.
 
@@ -219,7 +219,7 @@ class PrefillBudget:
         self._slowdown = 1.0  # time of the last step, divided by the expected time
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
-        """Learn from the time that a plan took, and let the profile learn.
+        """Learn from the time that a plan took. The tree's profile learns from it, too.
 
         Plans with drafts, and plans with fewer tokens than a chunk, are ignored. If a step took longer than expected because
         the machine has other work, the next steps become smaller at once.

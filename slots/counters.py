@@ -51,7 +51,7 @@ class Counters:
     cached_tokens: dict[str, int] = field(default_factory=dict[str, int])
 
     def shown(self) -> dict[str, tuple[str, int]]:
-        """Return the help and the value of each total, by the total's name in /metrics."""
+        """Return the help text and the value of each total, by the total's name in /metrics."""
         declared = [one for one in fields(self) if HELP in one.metadata]
         return {one.metadata[NAME] or one.name: (one.metadata[HELP], getattr(self, one.name)) for one in declared}
 

@@ -41,7 +41,7 @@ class Stretches:
         return count
 
     def split(self, upper: Node, lower: Node) -> None:
-        """Divide the count of a run that was cut in two between its two parts."""
+        """After a run was cut in two, divide its count between the parts."""
         if count := self._counts.get(lower):
             self._counts[upper] = count * len(upper.tokens) // (len(upper.tokens) + len(lower.tokens))
             self._counts[lower] = count - self._counts[upper]
@@ -62,10 +62,10 @@ class Stretches:
 
 
 class DeviceCells:
-    """The sequences and cells that hold the runs of a prefix tree, with their counts.
+    """The sequences and the cells that hold the runs of a prefix tree, and counts of the cells.
 
-    Only the tree adds, splits and removes runs. Changes here add memory operations, which the scheduler puts into the next
-    plan (`take_operations`).
+    Only the tree adds, splits and removes runs. Methods of this class add memory operations, which the scheduler puts into
+    the next plan (`take_operations`).
 
     offer_copy: called with each run whose copy may now be evicted from host memory.
     recompute_last: how many tokens at the end of a prompt are computed even if they are cached.
@@ -152,10 +152,10 @@ class DeviceCells:
         return max(gained, 0)
 
     def advance(self, sequence: Sequence, stop: int) -> None:
-        """Note that `sequence` has computed its path up to position `stop`.
+        """Extend `sequence`, which has computed its path up to position `stop`.
 
-        If another sequence already has the KV of some of these tokens, the sequence frees its new cells and shares the
-        older ones, so that each token's KV is in only one cell.
+        If another sequence already has the KV of some of these tokens, `sequence` frees its own cells of these tokens and
+        shares those of the other sequence, so that each token's KV is in only one cell.
         """
         for node in path(sequence.last_node, sequence.length):
             if node.start >= stop:
@@ -175,7 +175,7 @@ class DeviceCells:
     def keep_idle(self, sequence: Sequence) -> None:
         """Keep a sequence as an idle sequence when its request ends, unless another sequence holds all of its KV.
 
-        Drop the idle sequences on its path whose KV other sequences hold, too.
+        If another sequence also holds all KV of an idle sequence on the same path, drop the idle sequence.
         """
         sequence.active = False
         for node in path(sequence.last_node):
@@ -218,7 +218,7 @@ class DeviceCells:
     def retreat(self, sequence: Sequence, leaf: Node) -> None:
         """Free the cells of a leaf.
 
-        The leaf's idle sequence then ends at the leaf's parent. It is dropped if another sequence holds all of its KV.
+        The leaf's idle sequence then ends at the leaf's parent, or is dropped if another sequence holds all of its KV.
         """
         assert leaf.parent is not None and leaf.sequences == {sequence}
         del self.idle[leaf]
@@ -281,14 +281,14 @@ class DeviceCells:
         self._offer(node)
 
     def begin_use(self, node: Node) -> None:
-        """Note that another running request has this run on its path."""
+        """Count a running request that now has this run on its path."""
         if not node.in_use:
             self.num_in_use += node.ready
             self.num_pending += len(node.tokens) - node.ready
         node.in_use += 1
 
     def end_use(self, node: Node) -> None:
-        """Note that a running request no longer has this run on its path."""
+        """Undo `begin_use` for a request that no longer has this run on its path."""
         node.in_use -= 1
         if not node.in_use:
             self.num_in_use -= node.ready

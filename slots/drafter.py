@@ -102,7 +102,7 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance that the next drafted token is right, before it is drafted and its confidence is known.
+        """Return the chance that the next token to draft will be right. Its confidence is not known yet.
 
         own: the score of the request's own drafts.
         """
@@ -110,7 +110,7 @@ class ModelOdds:
         return min((OWN_WEIGHT * general + own.right) / (OWN_WEIGHT + own.tried), SURE)
 
     def chances(self, own: Score, confidences: Sequence[float]) -> list[float]:
-        """Return for each token of a draft the chance that it is right, if all tokens before it are right."""
+        """Return the chance that each token of a draft is right, if all tokens before it are right."""
         lean = self.mean(own) * self._mean.tried / max(self._mean.right, 1e-9)
         scores = [self._by_confidence[_place(confidence)] for confidence in confidences]
         return [min(lean * score.right / score.tried, SURE) for score in scores]
@@ -200,6 +200,6 @@ class DraftTimes:
 def smoothed(mean: float | None, new: float) -> float:
     """Return the running mean of times, updated with one new time.
 
-    mean: the mean so far; None: `new` is the first time.
+    mean: the mean so far; None: no time was measured before `new`.
     """
     return new if mean is None else mean + SMOOTHING * (min(new, OUTLIER * mean) - mean)

@@ -112,7 +112,7 @@ SAMPLES = 5  # a factor is about the mean of this many recent samples
 
 @dataclass(slots=True)
 class Factor:
-    """The ratio of measured to predicted times. The initial 1 counts as a sample, so that a slow first step counts half."""
+    """The ratio of measured to predicted times. Its initial value counts as one sample, like each measured time."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -130,11 +130,11 @@ class Pace:
     """The time of a step with drafts, as a multiple of the time of a step without drafts.
 
     `Costs` predicts the time that the drafted rows add to a step, and a factor corrects this prediction. The factor is
-    learnt from measured steps, separately for each number of rows; larger numbers share a factor up to each power of two. A
-    number of rows without a measured step uses a factor that is learnt from all steps.
+    learnt from measured steps. Each small number of rows has a factor of its own, and all larger numbers between two powers
+    of two share one. A number of rows without a measured step uses a factor that is learnt from all steps.
 
-    Steps without drafts may be rare. If the machine has become slower since the last one, the multiples are too large until
-    the next one.
+    Steps without drafts may be rare. If the machine has become slower since the last step without drafts, the multiples are
+    too large until the next such step.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -179,7 +179,7 @@ class Pace:
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
         """Learn from the time of a step. Return the time as a multiple of a step without drafts.
 
-        The result is 1 for a step without drafts, and if no current time of such a step is known.
+        The result is 1 for a step without drafts. It is also 1 if the time of such a step is unknown or out of date.
         """
         plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
         drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
@@ -228,7 +228,7 @@ class Drafts:
     So if no draft is ever accepted, drafts cost half a percent of the time.
 
     In one step, either all drafts come from lookup, or all come from the draft model, whichever is expected to save more
-    time. The time of the draft model counts as a loss, both for drafts and for reading prompts. The draft model reads a
+    time. The time of the draft model counts as a loss, whether it drafts or reads prompts. The draft model reads a
     prompt in pieces, between the steps of the main model, once the answer's first token is sampled.
 
     max_rows: the most rows of logits of a step; 0: no drafts.
@@ -302,7 +302,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn from the accepted and rejected ones.
 
-        checked: the spans with drafts of the last step that ran. The list is cleared.
+        checked: those spans of the last step that ran which have drafts. The list is cleared.
 
         Call this at the start of each step, even of a step for which `propose` is not called.
         """
@@ -364,7 +364,7 @@ class Drafts:
     def _length(
         self, jobs: Sequence[Job], found: Sequence[Guess | None], candidates: Sequence[int] = ROWS
     ) -> tuple[int, float]:
-        """Return the length of drafts with the largest gain, and that gain. The length is 0 if no length pays.
+        """Return the draft length that has the largest gain, and that gain. The length is 0 if no length pays.
 
         The gain is the number of tokens that each stream is expected to get, divided by the time of the step. The unit of
         time is a step without drafts.
@@ -423,7 +423,7 @@ class Drafts:
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
             """Return whether to draft further tokens for a request.
 
-            Further drafted tokens must be expected to add more to the answer than the step as a whole adds in the same time.
+            For their time, these tokens must be expected to add more to the answer than the step does on average.
             """
             score, drafted = lookups[place].model_score, len(confidences)
             reached = math.prod(self._model_odds.chances(score, confidences))

@@ -39,8 +39,8 @@ class Fetch:
     seconds: the time to compute these tokens.
     num_bytes: the size of all records.
     keys: the keys and sizes of the records that are not in host memory yet, prefixes first.
-    arrived: by key, the records that were read before the first record of `keys`, and wait for it; None: the tier no longer
-        has the record.
+    arrived: by key, the records that have been read but wait for the first record of `keys`; None: the tier no longer has
+        the record.
     reserved: the copies that must stay in host memory for the request, each with a node that uses the copy.
     wanted_at: the time from which the request could have been admitted without the fetch; 0: it could not yet.
     """
@@ -60,7 +60,7 @@ class Fetch:
     is_over: bool = False
 
     def patience_left(self, now: float) -> float:
-        """Return for how many more seconds the request waits for the fetch: see `Fetches`."""
+        """Return how many more seconds the request waits for the fetch: see `Fetches`."""
         if not self.wanted_at:
             return self.seconds
         return self.seconds * (PATIENCE + self.num_adopted / self.num_bytes) - (now - self.wanted_at)
@@ -99,7 +99,7 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Put the records that a request's prefill has reached into host memory. Return whether it has reached any."""
+        """Move to host memory the records that a request's prefill has reached. Return whether it has reached any."""
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False

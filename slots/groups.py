@@ -1,4 +1,4 @@
-"""Waiting requests, grouped by the prefix and the documents that they share, to admit the request that reuses the most KV.
+"""Waiting requests, grouped by shared prefixes and documents. The groups show which request would reuse the most KV.
 
 Waiting requests are in a radix tree of their fixed tokens, which precede the documents. Documents may come in any order, so
 the node at the end of the fixed tokens lists the documents:
@@ -13,8 +13,8 @@ Once a request is admitted, requests that share its path are expected to reuse i
 documents in the order 1 4 2, question B is expected to reuse the KV of documents 1 and 4. Question C is expected to reuse no
 document, because A's first document is not one of C's.
 
-What a request is expected to reuse is compared with the cache only if it would decide the next admission. So an admission
-searches the cache for a few requests, not for the whole queue.
+These expectations are compared with the cache only for requests that would be admitted next. So an admission searches the
+cache for a few requests, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class Entry:
     group: Group | None = None
 
     def expect(self, num_tokens: int) -> None:
-        """Note how many tokens the request is expected to reuse.
+        """Set how many tokens the request is expected to reuse.
 
-        The ratio counts one token more, so that of two requests without cached tokens the shorter one comes first.
+        For the ratio, one token is added, so that of two requests without cached tokens the shorter one comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
         self.weight = (1 + self.job.reuse.num_overtaken) * self.ratio
 
     def count_overtake(self) -> None:
-        """Note that a later request is admitted before this one."""
+        """Count a later request that is admitted before this one."""
         self.job.reuse.num_overtaken += 1
         self.weight += self.ratio
 
@@ -178,8 +178,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request. Requests that share its path are now expected to reuse its KV.
 
-        passed: the requests of the same priority that are before it in the queue. Each of them counts as overtaken, unless
-            the admitted request follows a leader that arrived before them.
+        passed: the requests of the same priority that are before it in the queue. Each counts as overtaken, unless it
+            arrived after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -208,7 +208,7 @@ class Groups:
         return entry.expected >= oldest.expected + self._tree.costs.min_shared
 
     def _best(self, oldest: Entry, may_start: Callable[[Job], bool]) -> Entry:
-        """Return the request with the most weight that may start, once its expected tokens agree with the cache."""
+        """Return the request with the most weight that may start, after comparing its expected tokens with the cache."""
         for _ in range(MOST_LOOKS):
             best = self._heaviest(oldest, may_start)
             if best is oldest or (best.source is not None and best.source.sequence is not None):
@@ -232,7 +232,7 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Return about how many tokens of a prompt need not be computed. The exact number would take a layout.
+        """Estimate how many tokens of a prompt need not be computed. The exact number would take a layout.
 
         The prompt's documents are searched after its fixed tokens, in any order. At most `MOST_PLACES` cached documents are
         visited.

@@ -64,7 +64,6 @@ class HostMemory:
 
     max_bytes: the budget; 0: nothing is copied.
     policy: decides the order of eviction.
-    sizes: the sizes of copies.
     cut: returns a part of a run's copy.
     lent: how many bytes the KV that is swapped out during a step may take, whatever the budget is.
     """
@@ -108,7 +107,7 @@ class HostMemory:
     def resize(self, max_bytes: int) -> None:
         """Change the budget, unless it is 0.
 
-        Copies beyond the new budget are evicted. A copy that a lower tier is to get is evicted only once it is written.
+        Copies beyond the new budget are evicted as by `settle`.
         """
         if self.max_bytes:
             self.max_bytes = max_bytes
@@ -154,7 +153,8 @@ class HostMemory:
 
         Copies that a lower tier also has are evicted before all others. If that does not make enough room, and a lower tier
         accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that exist
-        nowhere else are evicted only if no lower tier accepts more, and never for a leaf that a lower tier already has.
+        nowhere else are evicted only if no lower tier accepts more. For a leaf that a lower tier already has, neither is
+        done.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
@@ -184,9 +184,10 @@ class HostMemory:
         self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Reduce the overdraft: evict copies that by now are on the device or in a lower tier, or are no longer needed.
+        """Reduce the overdraft: evict copies that a lower tier has by now, and then copies that no lower tier is to get.
 
-        If the lower tiers accept no more bytes, the copies that wait to be written are evicted, too. Their KV is lost.
+        If the lower tiers accept no more bytes, copies that wait to be accepted are evicted, too. KV that only they had is
+        lost.
         """
         if not (self.overdraft or self.num_aside):
             return
@@ -211,7 +212,7 @@ class HostMemory:
         self.num_lost += 0 if self.is_below(node) else num_tokens
 
     def _evict_written(self, needed: int, beyond: int = 0) -> None:
-        """Evict copies that a lower tier also has, until `needed` more bytes exceed the budget by at most `beyond`."""
+        """Evict copies that a lower tier also has, until the budget plus `beyond` has room for `needed` more bytes."""
         passed: list[Node] = []
         while self.unsaved is not None and self._num_taken + needed > self.max_bytes + beyond:
             if len(passed) == MOST_PASSED or (least := self.candidates.pop()) is None:
@@ -233,8 +234,8 @@ class HostMemory:
         """Return whether a node's copies may be evicted.
 
         They may not be evicted while a running request is about to restore the run, or while a fetch for a waiting request
-        needs it. Otherwise, a node with a state may be evicted, and a node without a state if none of its children has a
-        copy.
+        needs it. Otherwise, those of a node with a state may be evicted, and those of a node without a state only if none of
+        its children has a copy.
         """
         if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
@@ -401,7 +402,7 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are matched against: of KV or, for models that cannot be cut at a prefix, of recurrent states.
+    """The tree that prompts are matched against. It is a tree of KV or, for models with recurrent states, of such states.
 
     host: host memory with the copies of the tree's runs.
     profile: learns the time to compute tokens.
@@ -479,7 +480,7 @@ class PromptTree(RadixTree[Node]):
         """Set the priority of a run, which has just been used, pinned or unpinned."""
 
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
-        """Let the runs that only this session has computed or used be evicted before others.
+        """Lower the priority of runs that only this session has computed or used, so that they are evicted before others.
 
         Return how many tokens these runs have.
 
@@ -554,7 +555,7 @@ class PromptTree(RadixTree[Node]):
         node.document_of.clear()
 
     def _remove(self, node: Node) -> None:
-        """Remove a run that is not on the device from the tree, together with all runs and copies after it."""
+        """Remove from the tree a run that is not on the device, together with all runs and copies after it."""
         for run in [node, *descendants(node)][::-1]:
             self.host.release(run)
             self.pinned.discard(run)

@@ -1,4 +1,4 @@
-"""A job: a request from its submission to its end, with its phase; and `Strategy`, the protocol of ways to reuse KV."""
+"""`Job` is a request from its submission to its end. `Strategy` is the protocol of ways in which jobs reuse KV."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StrategyState:
 
     @property
     def has_started(self) -> bool:
-        """Whether KV was computed for this job that other jobs cannot find in the cache."""
+        """Whether the job keeps copies of KV for itself."""
         return False
 
     def suits(self, layout: Layout) -> bool:
@@ -95,10 +95,7 @@ class Strategy(Protocol):
         ...
 
     def begin(self, job: Job, waiting: Iterable[Job]) -> None:
-        """Give the job a sequence with all cached KV of its prompt, and set `job.computed`.
-
-        waiting: the jobs in the queue.
-        """
+        """Give the job a sequence with all cached KV of its prompt, and set `job.computed`."""
         ...
 
     def catch_up(self, job: Job, num_cells: int) -> None:
@@ -109,7 +106,7 @@ class Strategy(Protocol):
         ...
 
     def bring_back(self, job: Job, num_cells: int) -> None:
-        """Restore KV for the job that was put into host memory since the job's last span.
+        """Restore for the job the KV that has come into host memory since the job's last span.
 
         num_cells: as for `catch_up`.
         """
@@ -131,7 +128,7 @@ class Strategy(Protocol):
         ...
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Note that a span is computed. Return whether it ends a stage, after which the job returns to the queue."""
+        """Handle a computed span. Return whether it ends a stage, after which the job returns to the queue."""
         ...
 
     def release(self, job: Job) -> None:
@@ -208,7 +205,7 @@ class Job:
         self.strategy_state.start_over()
 
     def fall_back(self) -> None:
-        """Note that a step failed and the device has lost all KV. The job can later go on after its generated tokens."""
+        """Forget the KV on the device after a failed step. The generated tokens stay, and the job can go on after them."""
         self.computed = self.claimed = 0
         self.reuse.num_preempted += 1
         self.strategy_state.forget_unmade()

@@ -67,7 +67,7 @@ class Lookup:
     def draft(self, tokens: np.ndarray, num_prompt: int, most: int) -> Draft | None:
         """Return at most `most` tokens that may come next; None if the last tokens did not occur before.
 
-        tokens (int32): the prompt and the answer so far. Tokens of separately read documents may have their marks.
+        tokens (int32): the prompt and the answer so far. Tokens of separately read documents may be marked (`mark`).
         """
         self._learn(tokens, num_prompt)
         if len(tokens) < SHORTEST or most <= 0 or not len(places := self._places(key_of(tokens, len(tokens)))):
@@ -79,7 +79,7 @@ class Lookup:
         return Draft(np.resize(source, most), int(lengths[best]))  # past the end of the text, the draft repeats
 
     def _learn(self, tokens: np.ndarray, num_prompt: int) -> None:
-        """Index the text that is new since the last call: the whole prompt at first, then a few tokens in each step."""
+        """Add the text since the last call to the index: the whole prompt at first, then a few tokens in each step."""
         if self._prompt is None:
             self._prompt, self._end = Places(ids_of(tokens[:num_prompt])), num_prompt
         for stop in range(max(self._end, SHORTEST), len(tokens)):  # nothing follows the last token yet
@@ -129,7 +129,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return for each place how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
+    """For each place, return how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

@@ -78,7 +78,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """Copy the recurrent state that `sequence` has after copy.stop tokens to host memory, into `copy`."""
+    """Copy into `copy`, in host memory, the recurrent state that `sequence` has after copy.stop tokens."""
 
     sequence: int
     copy: HostCopy

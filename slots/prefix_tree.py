@@ -1,4 +1,4 @@
-"""The prefix tree: claim, release, pin, evict."""
+"""The prefix tree, whose runs are claimed, released, pinned and evicted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Pins:
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
     def _note_end(self, until: float, last_node: Node) -> None:
-        """Note when a pin ends.
+        """Keep the time at which a pin ends.
 
         When a pin is renewed or a run is evicted, its old entry stays. If there are too many entries, they are replaced by
         one entry for each run that is still pinned.
@@ -110,8 +110,6 @@ class PrefixTree(PromptTree):
     num_sequences: the number of sequence ids, at least 2 * slots + 1.
     host: the host memory that evicted runs are moved to; None: evicted runs are lost.
     policy: decides the order in which runs are evicted from the device.
-    profile: learns the time to compute tokens.
-    costs: the costs of the model on this device.
     """
 
     def __init__(

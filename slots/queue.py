@@ -37,8 +37,8 @@ class Queue:
     strategy: takes a request and the layout of its whole prompt, and returns how the request reuses KV.
     may_start: returns whether a request could start now if it fits.
 
-    A request that waits for a certain slot, or for running prompts, does not block other requests. If they are admitted
-    before it, they overtake it. If the next request does not fit on the device, the queue is blocked until cells are freed.
+    A request that waits for a certain slot, or for running prompts, does not block later requests, which overtake it
+    if they are admitted first. If the next request does not fit on the device, the queue is blocked until cells are freed.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Queue:
         self._is_blocked = True
 
     def unblock(self) -> None:
-        """Note that cells have been freed, so that the next request may fit."""
+        """Unblock the queue, since cells have been freed and the next request may fit."""
         self._is_blocked = False
 
     @property
@@ -110,7 +110,7 @@ class Queue:
         return next((job for job in self._waiting if job.num_failures and job.is_suspect), None)
 
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
-        """Note that the device has lost all KV, and with it the planned copies that were not made yet.
+        """Put requests back after the device has lost all KV, and with it the planned copies that were not made yet.
 
         again: requests without generated tokens. They are put first in the queue.
         paused: requests with generated tokens. They are put before the requests of `again`.
@@ -134,7 +134,7 @@ class Queue:
         return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
-        """Note that a request cannot run. The request is no longer in the queue."""
+        """End a request that cannot run. It has left the queue already."""
         job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 

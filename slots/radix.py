@@ -25,7 +25,7 @@ N = TypeVar("N", bound="Run[Any]")
 class Run(Generic[N]):
     """A run of tokens (int32) at positions [start, end) of every path through it. Base class of the runs of all trees.
 
-    documents: by the key of each document that starts where this run ends, the run that the document ends with.
+    documents: the last run of each document that starts where this run ends, by the document's key.
     scope: the scope of a root; None for all other runs.
     ready, in_use: as in `Node`; always 0 in trees without KV.
     """
@@ -101,17 +101,17 @@ class Node(Run["Node"]):
         return self.ready == len(self.tokens)
 
     def note_miss(self, token_cost: float) -> None:
-        """Note that a request has to compute the run, at a cost of `token_cost` for each token (RAGCache, formula 4)."""
+        """Count a request that has to compute the run, at a cost of `token_cost` for each token (RAGCache, formula 4)."""
         self.num_misses += 1
         self.token_cost += (token_cost - self.token_cost) / self.num_misses
 
     def note_session(self, session: str) -> None:
-        """Note the session of a request that computes or uses the run; empty: no session."""
+        """Update the run's session for a request that computes or uses the run; empty: the request has no session."""
         if self.session != session:
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Note that document `key` starts after this run and ends with the run `end`. An earlier end of it is replaced."""
+        """Enter document `key`, which starts after this run and ends with the run `end`. An earlier end is replaced."""
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
@@ -213,7 +213,7 @@ class Match(Generic[N]):
 
     The match ends in `node`, and its part with KV ends in `ready_node`. `covered` counts the matched tokens that need no
     more cells, since their cells are filled or promised. `evictable` counts the matched tokens whose cells could be evicted
-    now, but no longer once the prompt is claimed. `exact_end` is the node that ends exactly where the prompt ends; None if
+    now, but not after the prompt is claimed. `exact_end` is the node that ends exactly where the prompt ends; None if
     not all tokens match, or if the prompt ends inside a run.
     """
 
@@ -254,7 +254,7 @@ class PrefixIndex(Protocol):
         ...
 
     def seconds(self, cached: int, new: int) -> float:
-        """Return about how long `new` tokens after `cached` ones take to compute."""
+        """Estimate the time to compute `new` tokens after `cached` ones."""
         ...
 
 
@@ -321,7 +321,7 @@ class RadixTree(Generic[N]):
         return ends
 
     def _descend(self, node: N, tokens: np.ndarray) -> N:
-        """Return the node to which exactly `tokens` lead from `node`. Split and add runs as needed."""
+        """Return the node whose path from `node` is exactly `tokens`. Split and add runs as needed."""
         start = 0
         while start < len(tokens):
             child = node.children.get(int(tokens[start]))

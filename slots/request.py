@@ -57,10 +57,10 @@ class Layout:
     repeated: the ids of documents that the prompt omits in a turn, because an earlier turn contains them.
     breakpoints: the client's cache breakpoints, as (stop, seconds). Other prompts may diverge at `stop`, and the prefix up
         to `stop` is pinned for `seconds`; 0: no pin.
-    opening: the length of a chat's system text and documents before its first question, which new chats may share; 0: the
-        prompt is no chat.
+    opening: the length of the start of a chat that other chats may share: its system text, and the documents before its
+        first question; 0: the prompt is no chat.
     in_rank: how many tokens would be cached if all documents were in retrieval rank; None: no document moved.
-    hint: the hint with the retrieval ranking, for the last documents that were reordered; empty: no hint.
+    hint: the hint with the retrieval ranking of the last set of documents that was reordered; empty: no hint.
     """
 
     tokens: np.ndarray
@@ -105,11 +105,11 @@ class Layout:
         return tokens
 
     def num_placed(self, tree: PromptTree, scope: Scope, reached: int) -> int:
-        """Return for how many tokens after the first `reached` ones KV can be moved here from elsewhere in the cache."""
+        """Return how many tokens after the first `reached` ones can get KV that is moved from elsewhere in the cache."""
         return 0
 
     def sections(self, num_tokens: int) -> list[Section]:
-        """Return the sections of the first `num_tokens` tokens that are computed, and not moved from elsewhere."""
+        """Return those sections of the first `num_tokens` tokens whose KV is computed, and not moved from elsewhere."""
         return [(0, num_tokens)]
 
     # ---- its segments --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class ReusedSpan:
 class Reuse:
     """What a request reused, and how long it was delayed.
 
-    spans: the reused spans in order: cached at the request's first admission, or taken over later.
+    spans: the reused spans in order. Each was cached at the request's first admission, or was taken over later.
     num_preempted: how often the request was preempted.
     num_overtaken: how many later requests were admitted before this one.
     fetch_seconds: how long the request waited for records of a lower tier.

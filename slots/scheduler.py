@@ -353,7 +353,7 @@ class Scheduler:
         return self.drafts.use_idle_time((slot, self.tree.num_cached(slot.scope, slot.history)) for slot in idle)
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[tuple[Job, int]]:
-        """Note the results of a plan. Return the requests with a new token, and this token.
+        """Take over the results of a plan. Return the requests with a new token, and this token.
 
         The caller decides whether a request is finished.
 
@@ -371,7 +371,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells, after the runner found too few for the plan's batch. Return False if no cell can be freed."""
+        """Evict KV, or preempt a request, since the runner found too few free cells. Return False if neither is possible."""
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -407,7 +407,7 @@ class Scheduler:
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device.
 
-        keep: whether copies in host memory stay. If this fails, they are dropped, too.
+        keep: whether copies in host memory stay. If keeping them fails, they are dropped, too.
         """
         try:
             if keep:
@@ -451,7 +451,7 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its cells
 
     def _prefill_turn(self, adapters: str) -> StepBuilder:
-        """Return the step after a decode turn: only prompts, with the same adapters. It is empty if no prompt waits."""
+        """Return the step after a decode turn. It has only prompts, with the same adapters, or is empty."""
         step = self._new_step()
         prompts = [job for job in self.running if job.request.scope.adapters == adapters and job.phase is not Phase.DECODE]
         step.prefill(prompts, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, prompts)))

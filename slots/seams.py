@@ -1,4 +1,4 @@
-"""What the scheduler needs from drafts and from lower tiers: a protocol for each, and a class that does nothing for each."""
+"""What the scheduler needs from drafts and from lower tiers: for each, a protocol, and a class that does nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Proposer(Protocol):
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and clear `checked`.
 
-        checked: the spans with drafts of the last step that ran.
+        checked: those spans of the last step that ran which have drafts.
         """
         ...
 
@@ -88,7 +88,7 @@ class Fetcher(Protocol):
         ...
 
     def begins(self, job: Job) -> None:
-        """Note that a request leaves the queue and starts, so that it no longer waits for a fetch."""
+        """End a request's wait for a fetch, since the request leaves the queue and starts."""
         ...
 
     def ends(self, job: Job) -> None:
@@ -100,7 +100,7 @@ class Fetcher(Protocol):
         ...
 
     def take_over(self, job: Job) -> bool:
-        """Put the records that a running request has reached into host memory. Return whether it has reached any."""
+        """Move to host memory the records that a running request has reached. Return whether it has reached any."""
         ...
 
 

@@ -174,7 +174,7 @@ def moved_in(layout: Layout) -> tuple[MovedDocument, ...]:
 
 
 class KvPart(NamedTuple):
-    """A part of a document's KV: positions [start, stop) of the text in which the document was read, in a copy."""
+    """A part of a document's KV, which `copy` has at positions [start, stop) of the text in which the document was read."""
 
     copy: HostCopy
     start: int
@@ -188,8 +188,8 @@ class ReadDocuments(StrategyState):
     pieces: the KV of each of these documents. The request keeps it even if the cache evicts it.
     num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed in its stages.
     reached: the position up to which reused tokens were counted.
-    looked: the number of the document at which the last search for a document to read stopped. At that time, all documents
-        before it were read or cached.
+    looked: where the last search for an unread document stopped: a document's number. At that time, all documents before it
+        were read or cached.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -280,7 +280,7 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Note a computed span of a document. Return whether the document is now read, which ends the stage.
+        """Count a computed span of a document. Return whether the whole document is now read, which ends the stage.
 
         The request keeps a copy of the document's KV, so that the cache may evict it.
         """
@@ -419,7 +419,7 @@ def _piece(run: Run) -> KvPart | None:
 
 
 def _copied(tree: PrefixTree, run: Run) -> KvPart:
-    """Return the part of a document's KV that a run has, in a copy. If there is no copy, the next plan makes one."""
+    """Return the part of a document that a run has, with the run's copy. If the run has no copy, the next plan makes one."""
     node, start, stop = run
     return KvPart(_copy(tree, node), start, stop)
 

@@ -58,9 +58,9 @@ class Snapshots(StateTree):
 
     tree: the prefix tree, which has the sequences.
     host: host memory. If its budget is 0, no states are kept.
-    spacing: the fewest tokens between two states of a prompt, except before its end.
-    unused: how many states inside prompts are kept until a second prompt uses them. The number is raised when such a state
-        was dropped and had to be taken again.
+    spacing: the fewest tokens between two states of a prompt; for exceptions, see `stops`.
+    unused: how many states inside prompts may wait for a second prompt that uses them. This limit is raised when such a
+        state was dropped and had to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -100,11 +100,11 @@ class Snapshots(StateTree):
         return self._with_branch(job, chosen[::-1], marked, waiting)
 
     def _with_branch(self, job: Job, stops: list[int], marked: set[int], waiting: Iterable[Job]) -> tuple[int, ...]:
-        """Add the position up to which an earlier prompt had the same tokens to `stops`, unless a state is close to it.
+        """Add to `stops` the position up to which an earlier prompt had the same tokens, unless a state is close to it.
 
         A prefix that was sent twice is likely to be sent again. Marconi admits states for this reason (Pan et al. 2024). If
-        the whole prompt was sent before, or waits for another answer, the state is taken before the last tokens of the
-        prompt, which are always computed.
+        the whole prompt was sent before, or another waiting request has it, too, the state is taken before the last tokens
+        of the prompt, which are always computed.
         """
         is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
         known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length
@@ -286,7 +286,7 @@ def _repeats_an_answer(job: Job) -> bool:
 
 
 class FromSnapshots(PlainKV):
-    """The strategy for models that cannot be cut at a prefix: requests reuse states and the runs before them."""
+    """The strategy for models whose state cannot be cut at a prefix: requests reuse states and the runs before them."""
 
     def __init__(self, tree: PrefixTree, cells: Cells, counters: Counters, snapshots: Snapshots) -> None:
         super().__init__(tree, cells, counters)

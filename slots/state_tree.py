@@ -1,4 +1,4 @@
-"""The tree of runs and recurrent states in host memory, for models that cannot be cut at a prefix.
+"""The tree of runs and recurrent states in host memory, for models whose state cannot be cut at a prefix.
 
     runs       |-- instructions --|-- document --|-- question and answer --|
     states                        S              S                         S

@@ -106,7 +106,7 @@ class Swap:
         return swap_out(self._tree, runs, self._running, computing, in_place=in_place)
 
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
-        """Return how many cells in use a step does not see, and how many cells attention can skip thanks to a swap.
+        """Return how many of the cells in use a step does not see, and how many cells attention can skip thanks to a swap.
 
         With a swap, attention skips the unseen cells, and the free cells below the highest one in use. The second number is
         0 if a swap would make the step no faster. Later steps skip the free cells, too, so each token of an answer counts
@@ -136,11 +136,10 @@ def swap_out(
 ) -> tuple[Moves, Moves]:
     """Return the operations of a swap: those before the step, and those after it.
 
-    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if that has room;
-    otherwise it is kept only until the step ends.
+    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if there is
+    room for it; otherwise it is kept only until the step ends.
 
     runs: the runs on the device.
-    running: all running requests.
     computing: the running requests that the step computes. Their KV is moved to the first cells.
     in_place: whether their KV is in the first cells already.
     """

@@ -116,7 +116,7 @@ class StoredRecord:
 class ScopeUse:
     """The totals of those files of a folder that belong to one scope.
 
-    oldest, newest: the times of last use of the least and of the most recently used file, ns.
+    oldest, newest: the earliest and the latest time at which one of the files was last used, ns.
     """
 
     scope: str
@@ -310,7 +310,7 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """A disk tier for KV of other machines, and for KV that this server has computed after such KV.
+    """A disk tier for KV of other machines, and for KV that this server has computed as its continuation.
 
     It has a separate folder. Its KV need not be equal, bit for bit, to KV that this machine computes.
     """

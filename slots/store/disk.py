@@ -178,16 +178,17 @@ class DiskTier:
         return self.index.num_bytes + self._neighbours.num_bytes
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether the queue has room for `num_bytes` bytes, and the last write did not fail. From any thread.
+        """Return whether the queue has room for `num_bytes` bytes, and the last write did not fail.
 
-        The bytes need not be free in the folder yet: the writer's thread evicts files when it writes.
+        Any thread may call this. The bytes need not be free in the folder yet: the writer's thread evicts files when it
+        writes.
         """
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if it is refused, for example because the queue is full. From any thread.
+        """Queue a record. Return False if it is refused, for example because the queue is full.
 
-        After a failed write, the queue takes only one record at a time, until a write succeeds.
+        Any thread may call this. After a failed write, the queue takes only one record at a time, until a write succeeds.
         """
         if record.scope.name in self._without:
             return False
@@ -206,7 +207,7 @@ class DiskTier:
         return True
 
     def get(self, key: str) -> Record | None:
-        """Read a file, and count it as used. Return None if it is gone or damaged. From any thread."""
+        """Read a file, and count it as used. Return None if it is gone or damaged. Any thread may call this."""
         path, now = self.folder / key, time.time_ns()
         entry = self.index.entries.get(key) if key in self else None
         if entry is None:
@@ -227,7 +228,7 @@ class DiskTier:
     def __contains__(self, key: str) -> bool:
         """Return whether a record is in a file or is about to be written, and its scope is not being dropped.
 
-        From any thread.
+        Any thread may call this.
         """
         with self._changed:
             entry = self.index.entries.get(key)
@@ -235,7 +236,7 @@ class DiskTier:
             return is_kept or key in self._pending or key == self._writing
 
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
-        """Delete the files of all scopes with this scope's name, in all folders. From any thread.
+        """Delete the files of all scopes with this scope's name, in all folders. Any thread may call this.
 
         Wait at most `seconds` for that. Return whether it was done in this time.
         """
@@ -247,7 +248,7 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def wait(self) -> None:
-        """Wait until the index has all files that were there at the start. From any thread."""
+        """Wait until the index has all files that were there at the start. Any thread may call this."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
 
@@ -503,7 +504,7 @@ class DiskTier:
             )
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Delete a damaged file. A file that only cannot be read now may be undamaged, so it stays."""
+        """Delete a damaged file. A file that could not be read at all stays, since it may be undamaged."""
         if isinstance(error, FileNotFoundError):
             return  # another server has deleted it
         logger.warning("%s is not used: %s", path.name, error)

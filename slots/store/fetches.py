@@ -165,7 +165,7 @@ class Fetches:
         scheduler.fetch_with(self)
 
     def expect(self, job: Job) -> None:
-        """Note a waiting request, so that `look` may begin a fetch for it."""
+        """Remember a waiting request, so that `look` may begin a fetch for it."""
         if self._lower and self._may_fetch(job):
             self._unasked.append(job)
 
@@ -333,7 +333,7 @@ class Fetches:
             self._hand_over(lambda: self._arrive(fetch, tier, key, record, seconds))
 
     def _arrive(self, fetch: Fetch, tier: LowerTier, key: str, record: Record | None, seconds: float) -> None:
-        """Note that a record has arrived, and take over the arrived records in their order, up to the first missing one.
+        """Receive a record. Take over the arrived records in their order, up to the first one that has not arrived.
 
         If the tier no longer has a record (None), the request will compute the record's tokens.
         """
@@ -394,7 +394,7 @@ class Fetches:
         return not self._open or sum(one.num_bytes for one in self._open) <= self._scheduler.index.host.max_bytes // 2
 
     def _reserve(self, fetch: Fetch, tokens: np.ndarray) -> None:
-        """Keep the copies that a prompt will need from being evicted from host memory, until `_release`."""
+        """Until `_release`, prevent host memory from evicting the copies that a prompt will need."""
         for node in path(self._scheduler.index.match(fetch.job.request.index_scope, tokens).node):
             if node.copy is not None and node.copy not in fetch.reserved:
                 node.copy.num_fetches += 1
@@ -415,7 +415,7 @@ class Fetches:
 
 
 def _reached(at: int, stretches: Sequence[Stretch]) -> int:
-    """Return up to which position a text has KV without a hole: in the cache up to `at`, and then in `stretches`."""
+    """Return the position up to which a text has KV without a hole, in the cache (up to `at`) and in `stretches`."""
     return stretches[0].stop if stretches and stretches[0].start <= at else at
 
 

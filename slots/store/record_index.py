@@ -362,7 +362,7 @@ class RecordIndex(RadixTree[IndexNode]):
     # ---- prompts ---------------------------------------------------------------------------------------------------
 
     def continuing(self, scope: Scope, tokens: np.ndarray, reached: int) -> list[Stretch]:
-        """Return the stretches of a prompt after its first `reached` tokens whose KV is in records, in order.
+        """Return the stretches of a prompt after its first `reached` tokens, in order.
 
         If the model has recurrent states, each stretch ends with a state, so that the prompt can continue from there.
         """
@@ -427,8 +427,8 @@ class RecordIndex(RadixTree[IndexNode]):
     def restore(self, content: bytes) -> None:
         """Add the records of an index's file. The caller holds the lock. Raises ValueError for any other content.
 
-        The clock starts at 0 again, so its old value is subtracted from all priorities. The result is limited, whatever the
-        file says.
+        The clock starts at 0 again, so its old value is subtracted from all priorities. The new priorities are limited,
+        whatever the file says.
         """
         stored, scopes = INDEXES.decode(content), dict[str, Scope]()
         if not math.isfinite(stored.clock):
@@ -490,7 +490,7 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Note that document `key` starts after `origin` and ends with `end`. An earlier end of it is replaced."""
+    """Enter document `key`, which starts after `origin` and ends with `end`. An earlier end is replaced."""
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)

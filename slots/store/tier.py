@@ -53,7 +53,7 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would accept `num_bytes` bytes now. This must be fast, for the engine's thread."""
+        """Return whether `put` would accept `num_bytes` bytes now. This must be fast: the engine's thread calls it."""
         ...
 
     def put(self, record: Record) -> bool:
@@ -75,7 +75,7 @@ class LowerTier(Protocol):
     def __contains__(self, key: str, /) -> bool:
         """Return whether a record is stored or about to be stored, and its scope is not being dropped.
 
-        This must be fast, for the engine's thread.
+        This must be fast: the engine's thread calls it.
         """
         ...
 
@@ -86,8 +86,6 @@ class LowerTier(Protocol):
 
 class WriteBehind:
     """Passes each new copy in host memory to the lower tiers once, in the engine's thread.
-
-    lower: the tiers to which the copies are passed.
 
     Copies of private scopes, and copies that no later process could use, are not passed on. Through this object, host memory
     also knows what the lower tiers have: see `Below`.
