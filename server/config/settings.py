@@ -362,7 +362,7 @@ class Settings(Numbers):
 
     @property
     def _places(self) -> list[str]:
-        return [host.strip() for host in self.host.split(",")]
+        return [host for host in map(str.strip, self.host.split(",")) if host]
 
     @property
     def sleep_after(self) -> int:

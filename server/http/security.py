@@ -92,7 +92,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_any(host: str) -> bool:
-    return host.strip("[]") in ("", "0.0.0.0", "::")
+    return host.strip("[]") in ("0.0.0.0", "::")
 
 
 def _digest(key: bytes) -> bytes:
@@ -281,7 +281,7 @@ def _is_wildcard(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        return not host
+        return False
 
 
 def _name(host: str) -> str:

@@ -83,6 +83,7 @@ MISTAKES = [
         "serve -m .",
         "cannot read the model .: Is a directory: expected a GGUF file; --models-dir serves all models in a folder",
     ),
+    ("serve --host ,", "--host is empty: expected an address, such as 127.0.0.1, or 0.0.0.0 for all"),
     ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
     ("serve --port 0 --ssl-key-file none.pem", "--ssl-key-file none.pem: No such file or directory: expected a PEM file"),
     ("serve --port 0 --ssl-cert-file none.pem", "--ssl-key-file is missing: TLS needs the key and its certificate"),
