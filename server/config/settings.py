@@ -305,7 +305,7 @@ class Settings(Numbers):
     idle_sets: int = row(0, ("--idle-sets",), "subsets of a chat's documents to prefill in idle time, for other chats; each takes host memory")
     chat_template: str = row("", ("--chat-template",), "chat template instead of the model's: a name, such as chatml, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "file with a Jinja chat template instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
-    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
+    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1 or 0: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` puts the text after the gap first")
     lora: str = row("", ("--lora",), "GGUF file with a LoRA adapter; may be repeated", separator=",")
     lora_scaled: str = row("", ("--lora-scaled",), "LoRA adapter with a scale: FILE:SCALE", separator=",")
@@ -343,7 +343,7 @@ class Settings(Numbers):
     props: bool = row(False, ("--props",), "accept `POST /props`, which changes nothing", llama="LLAMA_ARG_ENDPOINT_PROPS")
     log_format: LogFormat = row("text", ("--log-format",), "format of log lines: text or JSON", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
     log_file: str = row("", ("--log-file",), "file for the log, instead of stderr", llama="LLAMA_ARG_LOG_FILE")
-    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model is unloaded until the next request; -1: never", least=-1)
+    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model is unloaded until the next request; -1 or 0: never", least=-1)
     check: bool = row(False, ("--check",), "check the cache's invariants in idle time")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log each step of llama.cpp's start")
     # fmt: on

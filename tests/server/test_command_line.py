@@ -78,6 +78,8 @@ MISTAKES = [
     ("serve --config none.toml", "--config none.toml: No such file or directory"),
     ("serve -m none.gguf", "cannot read the model none.gguf: No such file or directory"),
     ("serve -m none.gguf --docs none", "--docs none: there is no such file or folder"),
+    ("serve -m none.gguf -hf user/repo", "-m and -hf: give one of them"),
+    ("serve --hf-file some.gguf", "--hf-file needs -hf USER/REPO"),
     ("serve -m llama3", "cannot read the model llama3: No such file or directory: expected a GGUF file or smollm2; -hf "),
     (
         "serve -m .",
