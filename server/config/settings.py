@@ -316,7 +316,7 @@ class Settings(Numbers):
     rerank_model: str = row("", ("--rerank-model",), "GGUF file of a reranker for `POST /v1/rerank` and --docs")
     embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m, which may be an encoder", llama="LLAMA_ARG_EMBEDDINGS")
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m", llama="LLAMA_ARG_RERANKING")
-    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one vector; if unset, the file's; rank: as --reranking", llama="LLAMA_ARG_POOLING")
+    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one vector; if unset, the file's; rank: with --embeddings, as --reranking", llama="LLAMA_ARG_POOLING")
     embd_normalize: int = row(2, ("--embd-normalize",), "norm of embeddings; 0: the largest number becomes 32,760; 1: taxicab; 2: Euclidean; n: n-norm; -1: none", least=-1, most=100)
     docs: str = row("", ("--docs",), "folder of documents, or a file, for `retrieval`; may be repeated", separator="\n")
     docs_watch: bool = row(True, ("--docs-watch",), "notice changes in --docs; off: only at the start and on `POST /v1/sources/refresh`")
