@@ -193,6 +193,8 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
             raise SettingsError(f"--{name.replace('_', '-')} is for a single model: with several it is not supported yet")
     unset = Settings()
     others = {name: getattr(unset, name) for name in OF_FIRST}
+    if settings.draft == "model":  # which only the first model has
+        others["draft"] = unset.draft
     made: list[ModelEntry] = []
     for name, path in files.items():
         own = replace(settings, model=str(path), models_dir="", alias=name, is_one_of_several=True, **others if made else {})

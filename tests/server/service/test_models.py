@@ -1101,6 +1101,15 @@ def test_a_packaged_model_is_one_of_several(files, tmp_path, monkeypatch):
     assert [(entry.name, entry.path) for entry in entries_of(settings)[1:]] == [("smollm2", fetched), ("other", fetched)]
 
 
+def test_only_the_first_model_drafts_by_the_draft_model(files):
+    with sharing(files[:2], draft_model=str(files[0]), draft="model") as up:
+        for name, mode in (("a", "model"), ("b", "off")):
+            assert up.chat(QUESTION, model=name)["model"] == name
+            assert up.http.get("/props", params={"model": name}).json()["draft"]["mode"] == mode
+    looking = entries_of(Settings(model="\n".join(map(str, files[:2])), draft="lookup"))
+    assert [entry.settings.draft for entry in looking] == ["lookup", "lookup"]
+
+
 def test_the_models_of_a_folder_and_their_names(files, tmp_path):
     (tmp_path / "sub").mkdir()
     shutil.copy(files[0], tmp_path / "sub" / "a-00001-of-00001.gguf")
