@@ -124,17 +124,24 @@ def _keys_in(path: str) -> frozenset[str]:
 
 # ---- Web pages of other origins: which may send requests, and the headers that tell browsers so (CORS). -----------------
 
-ANY, LOCAL = "*", "localhost"
+ANY, LOCAL, OPAQUE = "*", "localhost", "null"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
 READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read, beyond those that it always may
 
 
 class Origins:
-    """The origins in --cors-origins. The entry `localhost` means that name and all loopback addresses, at any port."""
+    """The origins in --cors-origins. The entry `localhost` means that name and all loopback addresses, at any port.
+
+    Raises SettingsError for an entry that no browser sends as an origin.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
+        for origin in sorted(self._listed - {ANY, LOCAL, OPAQUE}):
+            host = origin.partition("://")[2]
+            if not host or "/" in host:
+                raise SettingsError(f"--cors-origins {origin}: expected an origin such as https://chat.example.org")
 
     def __bool__(self) -> bool:
         return bool(self._listed)

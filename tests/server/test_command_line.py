@@ -89,6 +89,7 @@ MISTAKES = [
     ("serve --host no.such.invalid", "--host no.such.invalid: this machine has no such address"),
     ("serve --port 0 --ssl-key-file none.pem", "--ssl-key-file none.pem: No such file or directory: expected a PEM file"),
     ("serve --port 0 --ssl-cert-file none.pem", "--ssl-key-file is missing: TLS needs the key and its certificate"),
+    ("serve --port 0 --cors-origins app.example", "--cors-origins app.example: expected an origin such as https://"),
     ("serve --host none/server.sock", "--host none/server.sock: none is not a folder that this user may write to"),
     ("launch claude --print --host server.sock", "agents use plain HTTP on this machine: leave out --host"),
     ("order --port 0 --upstream 8080", "--upstream 8080: expected an address such as http://127.0.0.1:8080"),
