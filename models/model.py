@@ -20,7 +20,7 @@ from .hardware import HOST, Device, load_backends, no_devices
 from .heap import return_freed_memory
 from .model_files import KnownFiles, files_of
 from .named_templates import named_template
-from .overrides import AS_TRAINED, MetadataOverride, Override, RopeScaling, as_array, metadata_rows
+from .overrides import AS_TRAINED, EXPERTS, MetadataOverride, Override, RopeScaling, as_array, metadata_rows
 from .split import ALL_CARDS, Split
 from .tokenizer import Tokenizer
 
@@ -438,6 +438,12 @@ class Model:
     def without_effect(self) -> Iterator[str]:
         """Yield a message for each flag that has no effect on this model."""
         yield from self.split.without_effect()
+        no_gpu = "" if self.split.devices() else "there is no GPU to use"
+        if self.gpu_layers not in (ALL_LAYERS, 0) and no_gpu:
+            yield f"--gpu-layers has no effect: {no_gpu}"
+        unmoved = no_gpu if self.num_expert_layers else f"{self.path.name} has no experts"
+        if unmoved and any(one.pattern.endswith(EXPERTS) for one in self.overrides):
+            yield f"--n-cpu-moe and --cpu-moe have no effect: {unmoved}"
         if self.rope_scaling != AS_TRAINED and not self._has_rope:
             yield f"--rope-... and --yarn-... have no effect: {self.path.name} has no rotary positions"
         elif self.rope_scaling.attn_factor >= 0 and self._extrapolates:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..models import gate, libraries, llama
@@ -22,6 +23,7 @@ from ..models.times import summarize, times_on
 from .config.settings import Settings, SettingsError
 from .engine.fit import card_flag, fit, open_model
 from .load import describe_template, open_template
+from .serve import model_path
 
 
 def doctor(settings: Settings, times: bool = False) -> int:
@@ -34,7 +36,8 @@ def doctor(settings: Settings, times: bool = False) -> int:
     try:
         _print_library(settings)
         _print_devices(settings)
-        if settings.model:
+        if settings.model or settings.hf_repo:
+            settings = replace(settings, model=str(model_path(settings)))
             _print_fit(settings)
         if times:
             _print_times(settings)

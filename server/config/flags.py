@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from .settings import SETTINGS, Setting, Settings, Value, written
+from .settings import SETTINGS, Setting, Settings, Value, parse_switch, written
 from .topics import TOPICS
 
 # ---- Llama --------------------------------------------------------------------------------------------------------------
@@ -334,10 +334,26 @@ def given_among(arguments: argparse.Namespace, settings: Sequence[Setting]) -> f
 def notes_of(arguments: argparse.Namespace) -> list[str]:
     """Return a line for each llama-server flag or environment variable that the user set, but that has no effect here."""
     known = {variable for setting in SETTINGS for variable in setting.variables}
-    heeded = {foreign.variable for foreign in FOREIGN if not foreign.says}
-    reasons = {foreign.variable: foreign.says for foreign in FOREIGN}
-    unheeded = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known | heeded)
-    return [*arguments.notes, *(f"{name} has no effect: {reasons.get(name, 'it is not known here')}" for name in unheeded)]
+    others = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    return [*arguments.notes, *(f"{name} has no effect: {why}" for name in others if (why := _why_unheeded(name)))]
+
+
+def _why_unheeded(variable: str) -> str:
+    """Return why a variable of llama-server has no effect here; empty if the server behaves as the variable says."""
+    foreign = next((one for one in FOREIGN if one.variable == variable), None)
+    if foreign is None:
+        return "it is not known here"
+    if foreign.says or not _is_off(os.environ[variable]):
+        return foreign.says
+    negations = {f"--no-{flag[2:]}" for flag in foreign.flags if flag.startswith("--")}
+    return next((one.says for one in FOREIGN if negations.intersection(one.flags)), "")
+
+
+def _is_off(text: str) -> bool:
+    try:
+        return not parse_switch(text)
+    except ValueError:
+        return False
 
 
 def with_dashes(arguments: Sequence[str]) -> list[str]:

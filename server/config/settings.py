@@ -305,7 +305,7 @@ class Settings(Numbers):
     idle_sets: int = row(0, ("--idle-sets",), "subsets of a chat's documents to prefill in idle time, for other chats; each takes host memory")
     chat_template: str = row("", ("--chat-template",), "chat template instead of the model's: a name, such as chatml, or Jinja", llama="LLAMA_ARG_CHAT_TEMPLATE")
     chat_template_file: str = row("", ("--chat-template-file",), "file with a Jinja chat template instead of the model's", llama="LLAMA_ARG_CHAT_TEMPLATE_FILE")
-    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
+    sse_ping_interval: int = row(9, ("--sse-ping-interval",), "seconds of silence after which a stream gets an empty event; -1 or 0: never", least=-1, llama="LLAMA_ARG_SSE_PING_INTERVAL")
     spm_infill: bool = row(False, ("--spm-infill",), "`/infill` puts the text after the gap first")
     lora: str = row("", ("--lora",), "GGUF file with a LoRA adapter; may be repeated", separator=",")
     lora_scaled: str = row("", ("--lora-scaled",), "LoRA adapter with a scale: FILE:SCALE", separator=",")
@@ -316,7 +316,7 @@ class Settings(Numbers):
     rerank_model: str = row("", ("--rerank-model",), "GGUF file of a reranker for `POST /v1/rerank` and --docs")
     embeddings: bool = row(False, ("--embeddings", "--embedding"), "answer `POST /v1/embeddings` with vectors of -m, which may be an encoder", llama="LLAMA_ARG_EMBEDDINGS")
     reranking: bool = row(False, ("--reranking", "--rerank"), "answer `POST /v1/rerank` with scores of -m", llama="LLAMA_ARG_RERANKING")
-    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one vector; if unset, the file's; rank: as --reranking", llama="LLAMA_ARG_POOLING")
+    pooling: Pooling = row("", ("--pooling",), "how the vectors of a text's tokens become one vector; if unset, the file's; rank: with --embeddings, as --reranking", llama="LLAMA_ARG_POOLING")
     embd_normalize: int = row(2, ("--embd-normalize",), "norm of embeddings; 0: the largest number becomes 32,760; 1: taxicab; 2: Euclidean; n: n-norm; -1: none", least=-1, most=100)
     docs: str = row("", ("--docs",), "folder of documents, or a file, for `retrieval`; may be repeated", separator="\n")
     docs_watch: bool = row(True, ("--docs-watch",), "notice changes in --docs; off: only at the start and on `POST /v1/sources/refresh`")
@@ -343,7 +343,7 @@ class Settings(Numbers):
     props: bool = row(False, ("--props",), "accept `POST /props`, which changes nothing", llama="LLAMA_ARG_ENDPOINT_PROPS")
     log_format: LogFormat = row("text", ("--log-format",), "format of log lines: text or JSON", fixed={"--log-jsonl": "json", "--no-log-jsonl": "text"})
     log_file: str = row("", ("--log-file",), "file for the log, instead of stderr", llama="LLAMA_ARG_LOG_FILE")
-    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model is unloaded until the next request; -1: never", least=-1)
+    sleep_idle_seconds: int = row(-1, ("--sleep-idle-seconds",), "idle seconds after which the model is unloaded until the next request; -1 or 0: never", least=-1)
     check: bool = row(False, ("--check",), "check the cache's invariants in idle time")
     verbose: bool = row(False, ("-v", "--verbose", "--log-verbose"), "log each step of llama.cpp's start")
     # fmt: on
@@ -362,7 +362,7 @@ class Settings(Numbers):
 
     @property
     def _places(self) -> list[str]:
-        return [host.strip() for host in self.host.split(",")]
+        return [host for host in map(str.strip, self.host.split(",")) if host]
 
     @property
     def sleep_after(self) -> int:

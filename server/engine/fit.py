@@ -189,14 +189,16 @@ class Limit:
         return "memory unknown" if math.isinf(self.free) else f"{mib(self.free)} free, {mib(stay)} stay so"
 
 
-def limits(settings: Settings) -> dict[str, Limit]:
+def limits(settings: Settings, cells: int) -> dict[str, Limit]:
     """Return the limits of host memory and of each GPU that may get layers. The keys are ggml's device names.
 
     --device-memory limits the GPUs, or host memory if there is no GPU. The use of an integrated GPU also counts as use of
     host memory.
+
+    cells: the largest number of cells that the served model may have.
     """
-    gpus = split_of(settings).devices()
-    cap, others = settings.device_memory * MIB, beside(settings)
+    gpus, others = split_of(settings).devices(), beside(settings, cells)
+    cap = max(settings.device_memory * MIB - others, 1) if settings.device_memory else 0
     found = {gpu.name: Limit((gpu.free - others) if gpu.total else math.inf, cap, True) for gpu in gpus}
     lent = tuple(gpu.name for gpu in gpus if gpu.kind == INTEGRATED)
     return found | {HOST: Limit(free_memory() - others, 0 if gpus else cap, len(lent) == len(gpus), lent=lent)}
@@ -207,11 +209,11 @@ def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> d
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
-def beside(settings: Settings) -> int:
+def beside(settings: Settings, cells: int) -> int:
     """Estimate the bytes of what is loaded beside the served model, from the sizes of the files.
 
     These are the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV for as
-    many tokens as the served model may have cells.
+    many tokens as the served model may have cells (`cells`).
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -219,7 +221,7 @@ def beside(settings: Settings) -> int:
     size = sum(path.stat().st_size for path in paths if path.is_file())
     if settings.draft_model:
         draft = open_beside(settings, settings.draft_model, is_simulated=True)
-        size += (settings.ctx_size or (LONG_CONTEXT if settings.fit else DEFAULT_CONTEXT)) * draft.kv_bytes("f16", "f16")
+        size += cells * draft.kv_bytes("f16", "f16")
         draft.close()
     return size
 
@@ -539,13 +541,13 @@ class Fitting:
         self.name, self.num_layers, self.has_experts = model.path.name, model.num_layers, model.num_expert_layers > 0
         on_gpu = self.num_layers + 1 if settings.gpu_layers < 0 else min(settings.gpu_layers, self.num_layers + 1)
         self.wanted = MemoryPlacement(
-            cells=num_cells(settings, model, LONG_CONTEXT if settings.fit else DEFAULT_CONTEXT),
+            cells=num_cells(settings, model, max(LONG_CONTEXT, settings.fit_ctx) if settings.fit else DEFAULT_CONTEXT),
             slots=settings.parallel,
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
         self.count(self.wanted)  # before `limits`, so that the memory that CUDA itself takes is already in use
-        self.limits = limits(settings)
+        self.limits = limits(settings, self.wanted.cells)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
         self.flags = [*model.described_flags()]
@@ -553,9 +555,10 @@ class Fitting:
     def decide(self) -> Decision:
         """Choose a placement. Raises ModelError if none fits."""
         if not self.settings.ctx_size and self.wanted.cells > DEFAULT_CONTEXT:
-            if (decision := self._lengthened()) is not None:
+            least = min(max(DEFAULT_CONTEXT, whole_cells(self.settings.fit_ctx)), self.wanted.cells)
+            if (decision := self._lengthened(least)) is not None:
                 return decision
-            self.wanted = replace(self.wanted, cells=DEFAULT_CONTEXT)
+            self.wanted, self.limits = replace(self.wanted, cells=least), limits(self.settings, least)
         for margin, counts_weights, note in self._rungs():
             self.limits[HOST] = replace(self.limits[HOST], counts_weights=counts_weights)
             may = list(self._concessions()) if self.settings.fit else []
@@ -564,15 +567,14 @@ class Fitting:
                 return self._decision(chosen, margin, note)
         raise ModelError(self._complaint())
 
-    def _lengthened(self) -> Decision | None:
-        """Choose a context longer than `DEFAULT_CONTEXT`, without lowering another quantity. None: no such context fits."""
+    def _lengthened(self, least: int) -> Decision | None:
+        """Choose a context of at least `least` cells. None: no such context fits with all other wanted quantities."""
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
-        longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
+        longer = Concession("cells", least, CELLS)
         chosen = search(self.wanted, [longer], lambda placement: self.excess(placement, margin))
         if chosen is not None:
             return self._decision(chosen, margin, "")
-        self.limits[HOST] = host
         return None
 
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
@@ -606,7 +608,7 @@ class Fitting:
 
     def _possible(self, least_cells: int) -> Iterator[Concession]:
         """Yield the quantities that could be lowered on this machine, even if a flag sets them."""
-        yield Concession("cells", least_cells, CELLS)
+        yield Concession("cells", whole_cells(least_cells), CELLS)
         yield Concession("slots", 1)
         if self.has_gpu and self.has_experts:
             yield Concession("gpu_experts", 0)

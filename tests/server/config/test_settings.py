@@ -125,6 +125,14 @@ def test_variables_that_are_not_heeded_are_noted(monkeypatch):
     assert [note.split()[0] for note in notes_of(parsed())] == ["LLAMA_ARG_MMPROJ", "LLAMA_ARG_NOTHING_KNOWN"]
 
 
+def test_a_variable_that_turns_off_what_stays_on_is_noted_like_the_flag(monkeypatch):
+    for variable, flag in (("LLAMA_ARG_KV_OFFLOAD", "--no-kv-offload"), ("LLAMA_ARG_MMAP", "--no-mmap")):
+        (of_flag,) = notes_of(parsed(flag))
+        for value, expected in (("0", [of_flag.replace(flag, variable)]), ("1", []), ("odd", [])):
+            monkeypatch.setenv(variable, value)
+            assert notes_of(parsed()) == expected
+
+
 def test_flags_and_variables_have_one_meaning_each():
     ours = [flag for setting in SETTINGS for flag in (*setting.flags, *setting.fixed)]
     flags = ours + [flag for foreign in FOREIGN for flag in foreign.flags]

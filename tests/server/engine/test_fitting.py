@@ -169,6 +169,29 @@ def test_the_default_context_grows_with_the_memory_and_leaves_the_host_tier_its_
     assert long_context(monkeypatch, long, 64 * GIB, device_memory=2048) < 40_000
 
 
+def test_no_context_is_shorter_than_the_least_that_a_flag_names(long, monkeypatch):
+    assert long_context(monkeypatch, long, 64 * GIB, fit_ctx=40_000, device_memory=2560) >= 40_000
+    assert long_context(monkeypatch, long, 64 * GIB, fit_ctx=100_000) == 100_096
+    with pytest.raises(ModelError, match=r"does not fit with 40,192 cells .*it fits with -c \d+$"):
+        long_context(monkeypatch, long, 64 * GIB, fit_ctx=40_000, device_memory=2048)
+
+
+def test_a_least_context_between_two_whole_numbers_of_cells_is_rounded_up(wide):
+    sizes = [chosen(wide, fit_ctx=5000, device_memory=cap)[0].ctx_size for cap in range(58, 70, 3)]
+    assert sizes[0] >= 5120 and not any(size % 256 for size in sizes)
+
+
+def test_other_models_count_within_the_cap(wide, tmp_path):
+    file = tmp_path / "embedder.gguf"
+    file.write_bytes(bytes(10 * MIB))
+    for name in ("embedding_model", "rerank_model", "draft_model"):
+        other, takes = (str(wide), 64 + wide.stat().st_size / MIB) if name == "draft_model" else (str(file), 10)
+        _, decision = fit(Settings(threads=1, device_memory=200, **{name: other}), wide)
+        assert decision is not None and decision.limits[HOST].most(0) == pytest.approx((200 - takes) * MIB, abs=1)
+    with pytest.raises(ModelError, match="CPU lacks"):
+        fit(Settings(threads=1, device_memory=10, embedding_model=str(file)), wide)
+
+
 # ---- Devices that are not here: cards, and GPUs that have their memory of the host's ------------------------------------
 
 

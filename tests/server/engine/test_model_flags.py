@@ -9,6 +9,7 @@ from slotcache.models.hardware import devices
 from slotcache.models.overrides import AS_TRAINED, RopeScaling, parse_metadata
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.engine.fit import fit, open_beside, open_model, rope_scaling_of
+from support.architectures import mixture
 from support.on_device import loads_two, needs_cpu
 
 from ..conftest import cached, running
@@ -145,6 +146,21 @@ def test_flags_for_several_gpus_are_reported_where_there_is_none(tiny):
         and "have no effect: there is no GPU" in reported.stdout
         and "fits as it is" in reported.stdout
     )
+
+
+@needs_cpu
+def test_flags_for_a_gpu_are_reported_where_there_is_none(tiny, tmp_path):
+    experts = mixture(tmp_path / "mixture.gguf")
+    for path, given, expected in (
+        (tiny, {}, []),
+        (tiny, {"gpu_layers": 0}, []),
+        (tiny, {"gpu_layers": 20, "device": "none"}, ["--gpu-layers has no effect: there is no GPU to use"]),
+        (tiny, {"gpu_layers": -2}, ["--gpu-layers has no effect: there is no GPU to use"]),
+        (tiny, {"n_cpu_moe": 2}, ["--n-cpu-moe and --cpu-moe have no effect: tiny.gguf has no experts"]),
+        (experts, {"cpu_moe": True}, ["--n-cpu-moe and --cpu-moe have no effect: there is no GPU to use"]),
+    ):
+        with closing(open_model(Settings(**given), path, is_simulated=True)) as model:
+            assert [*model.without_effect()] == expected
 
 
 def test_a_start_says_it_in_its_log(tiny, caplog):

@@ -8,6 +8,7 @@ import pytest
 import uvicorn
 from slotcache.server.cli import main
 from slotcache.server.config.settings import Settings, SettingsError
+from slotcache.server.http.security import guards
 from slotcache.server.serve import make_server
 
 from server.conftest import DEADLINE, running, until
@@ -165,6 +166,13 @@ def test_any_name_and_any_origin(tiny):
         refused = server.http.get("/v1/models", headers={"Origin": "http://x"})
         assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "http://x"
         assert "access-control-allow-origin" not in server.http.get("/health").headers
+
+
+def test_an_entry_that_no_browser_sends_is_refused():
+    assert guards(Settings(cors_origins="https://app.example/, *, null, localhost, app://notes.md"))
+    for wrong in ("app.example", "localhost:3000", "https://app.example/page"):
+        with pytest.raises(SettingsError, match=f"--cors-origins {wrong}: expected an origin"):
+            guards(Settings(cors_origins=f"*, {wrong}"))
 
 
 def test_localhost_stands_for_the_pages_of_this_machine(tiny):

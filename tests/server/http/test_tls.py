@@ -16,6 +16,7 @@ from slotcache.front.settings import FrontSettings
 from slotcache.server.config.settings import Settings, SettingsError
 from slotcache.server.http.connection import Connection, Shortcut
 from slotcache.server.http.ports import why_taken
+from slotcache.server.http.security import open_to
 from slotcache.server.http.tls import tls_context
 
 from server.conftest import DEADLINE, running, until
@@ -232,6 +233,11 @@ def test_what_is_no_place_for_a_socket_file_is_said(tmp_path):
     ):
         host = str(tmp_path / name)
         assert why_taken(Settings(host=host)) == (line and f"--host {host}: {line}")
+
+
+def test_an_empty_entry_of_host_is_no_address():
+    settings = Settings(host="127.0.0.1, ", port=0)
+    assert settings.hosts == ["127.0.0.1"] and not why_taken(settings) and not open_to(settings)
 
 
 # ---- The port that the system chooses -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pytest
 from slotcache.bench.random_models import SHAPES, generate
 from slotcache.models import grammar
 from slotcache.models.errors import ModelError
+from slotcache.models.model_files import packaged_file
 from slotcache.server import load
 from slotcache.server.api import endpoint
 from slotcache.server.config.settings import Settings, SettingsError
@@ -1087,6 +1088,26 @@ def test_a_name_with_a_comma_is_one_name(files, tmp_path):
         assert up.chat(QUESTION, model="b, a")["model"] == "b, a"
         assert list(status(up)) == ["a", "b, a"]
         assert up.http.get("/v1/models/a").json()["path"] == str(files[0])
+
+
+def test_a_packaged_model_is_one_of_several(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = Settings(model=f"{files[0]}\nsmollm2\nother=smollm2", offline=True)
+    with pytest.raises(ModelError, match="smollm2: not in the local cache"):
+        entries_of(settings)
+    fetched = packaged_file("smollm2")
+    fetched.parent.mkdir(parents=True)
+    shutil.copy(files[1], fetched)
+    assert [(entry.name, entry.path) for entry in entries_of(settings)[1:]] == [("smollm2", fetched), ("other", fetched)]
+
+
+def test_only_the_first_model_drafts_by_the_draft_model(files):
+    with sharing(files[:2], draft_model=str(files[0]), draft="model") as up:
+        for name, mode in (("a", "model"), ("b", "off")):
+            assert up.chat(QUESTION, model=name)["model"] == name
+            assert up.http.get("/props", params={"model": name}).json()["draft"]["mode"] == mode
+    looking = entries_of(Settings(model="\n".join(map(str, files[:2])), draft="lookup"))
+    assert [entry.settings.draft for entry in looking] == ["lookup", "lookup"]
 
 
 def test_the_models_of_a_folder_and_their_names(files, tmp_path):
