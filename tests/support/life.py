@@ -19,7 +19,7 @@ from slotcache.slots.job import Job, Phase
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
-from slotcache.slots.radix import CopySizes
+from slotcache.slots.radix import CopySizes, path
 from slotcache.slots.request import Kind, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler
@@ -41,7 +41,7 @@ EXPECTED = {
     *("recovered", "kept over a failure", "began again", "paused by a failure", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
-    *("late", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
+    *("late", "rested", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
     *("waiting, then prefill", "waiting, then decode", "waiting, then reading", "waiting, then fetching"),
     *("fetching, then waiting", "reading, then waiting"),
     *("prefill, then decode", "prefill, then waiting", "prefill, then following"),
@@ -496,9 +496,28 @@ class Life(RuleBasedStateMachine):
             check(self.scheduler)
             self.look_at_phases()
 
+    @rule()
+    @precondition(lambda self: self.scheduler.idle)
+    def rest(self):
+        """Do all idle work. It ends: each idle run is copied at most twice, however little room the tiers have."""
+        self.before_step()
+        nodes = {node for sequence in self.tree.device.idle.values() for node in path(sequence.last_node)}
+        for _ in range(2 * len(nodes) + 2):
+            work = self.scheduler.plan_idle_work()
+            if work is not None:
+                self.carry_out(work.operations)
+            self.ran()
+            check(self.scheduler)
+            if work is None:
+                break
+        else:
+            raise AssertionError("idle work does not end")
+        SEEN["rested"] += bool(nodes)
+
     def teardown(self):
         if hasattr(self, "scheduler"):
             self.finish()
+            self.rest()
             self.close()
 
     def finish(self):
