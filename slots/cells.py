@@ -87,13 +87,13 @@ class Cells:
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Save idle KV to host memory. Return whether cells, a sequence and host memory are free for a prefetch.
 
-        Unused runs with a copy in host memory are evicted until `idle_cells` idle cells are left, because the prefetch
-        attends over the whole pool, too. More of these runs are evicted if the prefetch needs their cells. Host memory
-        evicts copies that a lower tier also has. A prefetch evicts no other KV.
+        Unused runs that another tier keeps are evicted until `idle_cells` idle cells are left, because the prefetch attends
+        over the whole pool, too. More of these runs are evicted if the prefetch needs their cells. Host memory evicts copies
+        that a lower tier also has; this comes last, since idle runs without a copy would be saved again. A prefetch evicts
+        no other KV.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
-        self._index.host.free_written(missing + tree.copies.num_unsaved)
         while tree.copies.save_ahead():
             pass
         if not missing:
@@ -102,7 +102,7 @@ class Cells:
         while not (tree.device.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):
                 return False
-        return self._index.host.has_room_for(missing)
+        return tree.copies.make_room(self._index.host, missing)
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free; return False if there is too little idle KV."""

@@ -207,9 +207,12 @@ class DeviceCells:
             self._policy.on_evict(leaf.priority)
         return leaf
 
-    def take_unused(self) -> Node | None:
-        """Return the longest idle leaf that no request has used and that has a copy in host memory."""
-        unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
+    def take_unused(self, is_kept: Callable[[Node], bool]) -> Node | None:
+        """Return the longest idle leaf that no request has used and that another tier keeps.
+
+        is_kept: returns whether another tier keeps a run.
+        """
+        unused = (leaf for leaf in self.idle if not leaf.frequency and is_kept(leaf))
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:

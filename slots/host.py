@@ -202,6 +202,10 @@ class HostMemory:
         """Return whether a lower tier also has the KV of a node, or is about to write it."""
         return bool(node.record) and self._below.has_accepted(node.record)
 
+    def keeps(self, node: Node) -> bool:
+        """Return whether the KV of a node has a copy, or is written to a lower tier."""
+        return node.copy is not None or (bool(node.record) and self._below.has_written(node.record))
+
     def count_lost(self, node: Node, num_tokens: int) -> None:
         """Count a node's evicted tokens as lost, unless a lower tier has them."""
         self.num_lost += 0 if self.is_below(node) else num_tokens
@@ -586,13 +590,6 @@ class Copies:
             self.save(node, node.longest_sequence())
         return node.copy
 
-    @property
-    def num_unsaved(self) -> int:
-        """Tokens of the idle runs without a copy."""
-        ends = (sequence.last_node for sequence in self._device.idle.values())
-        nodes = {node for end in ends for node in path(end)}
-        return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))
-
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
@@ -644,11 +641,20 @@ class Copies:
         return left <= 0
 
     def _has_room_ahead(self, node: Node) -> bool:
-        num_tokens, num_before = len(node.tokens), self._host.num_bytes
+        num_tokens = len(node.tokens)
         if not node.record and self._host.could_hold(num_tokens):
-            self._host.free_written(num_tokens)
-        has_room = self._host.has_room_for(num_tokens)
-        if not has_room and self._host.num_bytes < num_before:
+            return self.make_room(self._host, num_tokens)
+        return self._host.has_room_for(num_tokens)
+
+    def make_room(self, host: HostMemory, num_tokens: int) -> bool:
+        """Evict copies that a lower tier has until `num_tokens` tokens fit. Return False if they do not fit.
+
+        host: the memory that needs the room. If evictions did not make enough room, `save_ahead` makes no such copy again.
+        """
+        num_before = host.num_bytes
+        host.free_written(num_tokens)
+        has_room = host.has_room_for(num_tokens)
+        if not has_room and host.num_bytes < num_before:
             self._looked_enough_at = self._device.num_idled
         return has_room
 
