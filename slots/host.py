@@ -8,6 +8,7 @@ those with no copy after them.
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -598,13 +599,17 @@ class Copies:
         other copy is evicted. If such evictions did not make enough room, the next search waits until another run is idle:
         it would find the evicted copies' runs, copy them again, and evict them again, without end.
         """
+        too_large = math.inf  # tokens for which evictions did not make room
         for looks_again in (False, True):
             if looks_again and self._looked_enough_at < self._device.num_idled:
                 self._ahead.extend(self._unsaved())
             while self._ahead:
                 node, sequence = self._ahead.popleft()
-                if self._is_unsaved(node, sequence) and self.pays(node) and self._has_room_ahead(node):
+                if not self._is_unsaved(node, sequence) or not self.pays(node):
+                    continue
+                if self._has_room_ahead(node, too_large):
                     return self.save(node, sequence)
+                too_large = too_large if node.record else min(too_large, len(node.tokens))
         return False
 
     def _unsaved(self) -> Iterator[tuple[Node, Sequence]]:
@@ -640,9 +645,9 @@ class Copies:
             left -= len(run.tokens) if run.is_cached else 0
         return left <= 0
 
-    def _has_room_ahead(self, node: Node) -> bool:
+    def _has_room_ahead(self, node: Node, too_large: float) -> bool:
         num_tokens = len(node.tokens)
-        if not node.record and self._host.could_hold(num_tokens):
+        if not node.record and num_tokens < too_large and self._host.could_hold(num_tokens):
             return self.make_room(self._host, num_tokens)
         return self._host.has_room_for(num_tokens)
 
