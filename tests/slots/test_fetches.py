@@ -294,6 +294,21 @@ def test_the_clock_stands_while_no_slot_is_idle():
     assert job.reuse.cached == 39
 
 
+def test_the_clock_stands_while_no_request_may_start():
+    """As at the end of a model's turn on a shared device."""
+    lab = Lab()
+    lab.submit([4, 3, 2], 1, limit=20)
+    assert lab.step() == [1]
+    lab.scheduler.admits = False
+    job = lab.submit(PROMPT)
+    lab.now = 1000.0
+    assert lab.step() == [1] and lab.fetches.num_given_up == 0
+    lab.scheduler.admits = True
+    lab.arrive(4)
+    lab.finish()
+    assert job.reuse.cached == 39
+
+
 def test_a_tier_that_was_slow_is_not_asked_but_tried_again():
     lab = Lab()
     read = lab.remote.get
