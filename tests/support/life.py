@@ -37,7 +37,7 @@ SEEN: Counter[str] = Counter()  # counts over all lives: operations, ends of req
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
-    *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
+    *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "make room", "pin", "unpin", "expire"),
     *("recovered", "kept over a failure", "began again", "paused by a failure", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
@@ -49,6 +49,7 @@ EXPECTED = {
     *("decode, then prefill", "decode, then waiting"),
 }
 SESSIONS = ["", "a", "b"]
+ACTS = ["save ahead", "make room", "evict", "forget", "drop"]  # acts that evict or copy KV
 
 
 def greedy(prompt: list[int], limit: int, adapters: str) -> list[int]:
@@ -312,7 +313,7 @@ class Life(RuleBasedStateMachine):
         check(self.scheduler)
         self.ran()
 
-    @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
+    @rule(acts=st.lists(st.sampled_from(ACTS), min_size=1, max_size=3), scope=SCOPES)
     def let_go(self, acts, scope):
         for act in acts:
             SEEN[act] += self.let_go_by(act, scope)
@@ -336,6 +337,11 @@ class Life(RuleBasedStateMachine):
                 self.carry_out(work.operations)
                 self.ran()
             return tree.copies.num_saved > saved
+        if act == "make room":
+            has_room = self.scheduler.idle and self.scheduler.cells.make_room(Fixed(self.history(1)), scope)
+            self.carry_out(tree.device.take_operations())
+            self.ran()
+            return has_room
         if any(job.request.scope == scope for job in self.scheduler.running):
             return False
         tree.forget(scope)
