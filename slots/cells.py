@@ -89,13 +89,12 @@ class Cells:
         """Save idle KV to host memory, and free cells for a prefetch. Return whether the prefetch may start.
 
         It may start if enough cells, a sequence id and room in host memory are free. To free cells, this method evicts only
-        runs that no request has used and that have a copy in host memory. It evicts them until `idle_cells` idle cells are
-        left, because the prefetch attends over the whole pool, and then until the prefetch has enough cells. To free host
-        memory, it evicts only copies that a lower tier also has.
+        runs that no request has used and that another tier keeps. It evicts them until `idle_cells` idle cells are left,
+        because the prefetch attends over the whole pool, and then until the prefetch has enough cells. To free host memory,
+        it evicts only copies that a lower tier also has. This comes last: otherwise idle runs would be saved into that room.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
-        self._index.host.free_written(missing + tree.copies.num_unsaved)
         while tree.copies.save_ahead():
             pass
         if not missing:
@@ -104,7 +103,7 @@ class Cells:
         while not (tree.device.num_free_ids and self._fits_free(prompt.arrange(self._index, scope), scope)):
             if not tree.evict(unused=True):
                 return False
-        return self._index.host.has_room_for(missing)
+        return tree.copies.make_room(self._index.host, missing)
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle KV until `num_cells` cells are free. Return False if there is too little idle KV for that."""

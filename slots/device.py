@@ -210,9 +210,12 @@ class DeviceCells:
             self._policy.on_evict(leaf.priority)
         return leaf
 
-    def take_unused(self) -> Node | None:
-        """Return a leaf that no request has used and that has a copy in host memory: the one that has been idle longest."""
-        unused = (leaf for leaf in self.idle if not leaf.frequency and leaf.copy is not None)
+    def take_unused(self, is_kept: Callable[[Node], bool]) -> Node | None:
+        """Return a leaf that no request has used and that another tier keeps: the one that has been idle longest.
+
+        is_kept: returns whether another tier keeps a run.
+        """
+        unused = (leaf for leaf in self.idle if not leaf.frequency and is_kept(leaf))
         return next(filter(self.is_leaf, unused), None)
 
     def retreat(self, sequence: Sequence, leaf: Node) -> None:

@@ -8,6 +8,7 @@ a run cannot be evicted while copies of later runs follow it on its path.
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -206,6 +207,10 @@ class HostMemory:
     def is_below(self, node: Node) -> bool:
         """Return whether a lower tier also has the KV of a node, or is about to write it."""
         return bool(node.record) and self._below.has_accepted(node.record)
+
+    def keeps(self, node: Node) -> bool:
+        """Return whether the KV of a node has a copy, or is written to a lower tier."""
+        return node.copy is not None or (bool(node.record) and self._below.has_written(node.record))
 
     def count_lost(self, node: Node, num_tokens: int) -> None:
         """Count the evicted tokens of a node as lost, unless a lower tier has their KV."""
@@ -605,13 +610,6 @@ class Copies:
             self.save(node, node.longest_sequence())
         return node.copy
 
-    @property
-    def num_unsaved(self) -> int:
-        """The number of tokens in idle runs that are worth saving and have no copy."""
-        ends = (sequence.last_node for sequence in self._device.idle.values())
-        nodes = {node for end in ends for node in path(end)}
-        return sum(len(node.tokens) for node in nodes if node.copy is None and self.pays(node))
-
     def save_ahead(self) -> bool:
         """Copy one idle run to host memory in idle time, so that its later eviction costs nothing.
 
@@ -622,13 +620,17 @@ class Copies:
         this does not make enough room, no new search starts until another sequence is idle. Otherwise the search would find
         the runs of the evicted copies, and copy and evict them again without end.
         """
+        too_large = math.inf  # tokens for which evictions did not make room
         for looks_again in (False, True):
             if looks_again and self._looked_enough_at < self._device.num_idled:
                 self._ahead.extend(self._unsaved())
             while self._ahead:
                 node, sequence = self._ahead.popleft()
-                if self._is_unsaved(node, sequence) and self.pays(node) and self._has_room_ahead(node):
+                if not self._is_unsaved(node, sequence) or not self.pays(node):
+                    continue
+                if self._has_room_ahead(node, too_large):
                     return self.save(node, sequence)
+                too_large = too_large if node.record else min(too_large, len(node.tokens))
         return False
 
     def _unsaved(self) -> Iterator[tuple[Node, Sequence]]:
@@ -665,12 +667,21 @@ class Copies:
             left -= len(run.tokens) if run.is_cached else 0
         return left <= 0
 
-    def _has_room_ahead(self, node: Node) -> bool:
-        num_tokens, num_before = len(node.tokens), self._host.num_bytes
-        if not node.record and self._host.could_hold(num_tokens):
-            self._host.free_written(num_tokens)
-        has_room = self._host.has_room_for(num_tokens)
-        if not has_room and self._host.num_bytes < num_before:
+    def _has_room_ahead(self, node: Node, too_large: float) -> bool:
+        num_tokens = len(node.tokens)
+        if not node.record and num_tokens < too_large and self._host.could_hold(num_tokens):
+            return self.make_room(self._host, num_tokens)
+        return self._host.has_room_for(num_tokens)
+
+    def make_room(self, host: HostMemory, num_tokens: int) -> bool:
+        """Evict copies that a lower tier has until `num_tokens` tokens fit. Return False if they do not fit.
+
+        host: the memory that needs the room. If evictions did not make enough room, `save_ahead` makes no such copy again.
+        """
+        num_before = host.num_bytes
+        host.free_written(num_tokens)
+        has_room = host.has_room_for(num_tokens)
+        if not has_room and host.num_bytes < num_before:
             self._looked_enough_at = self._device.num_idled
         return has_room
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 
@@ -235,9 +236,10 @@ class PrefixTree(PromptTree):
 
         Return how many cells were freed. These are fewer than `needed` if no more leaves can be evicted.
 
-        unused: whether to evict only runs that no request has used and that have a copy.
+        unused: whether to evict only runs that no request has used and that another tier keeps.
         """
-        freed, take = 0, self.device.take_unused if unused else self.device.take_leaf
+        take = partial(self.device.take_unused, self.host.keeps) if unused else self.device.take_leaf
+        freed = 0
         while freed < needed and (leaf := take()):
             freed, parent = freed + leaf.ready, leaf.parent
             self._evict_from_device(leaf)

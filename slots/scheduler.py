@@ -308,7 +308,8 @@ class Scheduler:
 
         lacking: for each waiting request, how many tokens it would have to compute.
         """
-        may_take = {job: size for job, size in lacking.items() if self.slots.any_idle and self.slots.may_take(job)}
+        admits = self.admits and self.slots.any_idle
+        may_take = {job: size for job, size in lacking.items() if admits and self.slots.may_take(job)}
         return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:

@@ -204,7 +204,7 @@ class IdlePrefill:
                 while backlog:
                     work = backlog.next
                     if not await work.compute(self._ahead):
-                        return
+                        break  # later kinds go on: if sets find no room, documents may, because they make room
                     backlog.remove(work)
             if self.prefixes is not None:
                 await self.prefixes.compute(self._ahead)

@@ -35,7 +35,7 @@ from .ahead import Ahead
 
 logger = logging.getLogger("slotcache.docs")
 QUESTION: Mapping[str, JsonValue] = {"role": "user", "content": "?"}  # a placeholder: a prefix ends before it
-TRIES, AGAIN = 50, 0.1  # tries for a document that finds no room, and seconds between two tries
+TRIES, AGAIN = 50, 0.1  # tries in a row while no document finds room, and seconds between two tries
 MARGIN = 2  # documents are chosen for this many budgets, since the index only estimates their tokens
 
 
@@ -149,7 +149,10 @@ class LikelyPrefixes:
             self.num_documents = self.num_tokens = 0
 
     async def compute(self, ahead: Ahead) -> None:
-        """Compute prefixes until the budget is used up, or until `TRIES` tries in a row have failed for lack of room."""
+        """Compute prefixes until the budget is used up, or until `TRIES` tries in a row have failed for lack of room.
+
+        After each failed try another document is next, which may need less room.
+        """
         tries = TRIES
         while tries and (likely := await self.next()):
             if await self._is_computed(likely, ahead):
@@ -157,12 +160,15 @@ class LikelyPrefixes:
                 tries = TRIES
             else:  # host memory gets room when its copies are written to disk
                 tries -= 1
+                if self._left:
+                    self._left.rotate(-1)
                 await asyncio.sleep(AGAIN)
 
     async def next(self) -> LikelyPrefix | None:
         """Return the next prefix to compute; None if the budget is used up or no document remains.
 
-        Until the caller counts this prefix as computed (`_count`), the method returns a prefix of the same document.
+        Until the caller counts this prefix as computed (`_count`) or puts its document last, the method returns a prefix of
+        the same document.
         """
         if not self.has_more:
             return None

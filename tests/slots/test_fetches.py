@@ -199,6 +199,20 @@ def test_idle_work_ends_where_a_copy_was_evicted_and_the_next_run_still_does_not
     assert idle(lab) > 0 and lab.tree.host.num_tokens == 4 + 6, "a new idle run is looked at"
 
 
+def test_a_search_for_idle_runs_tries_each_size_only_once():
+    """Else each act of another thread would wait while every idle run looks through the copies that no tier takes."""
+    lab, other = Lab(host=100, cells=1000, ends=(), idle=1000), Scope.shared("u", "@x")
+    for number in range(20):
+        assert lab.tree.host.put(replace(record([number] * 5, 0), scope=other))
+    for number in range(10):
+        lab.submit([number, *[1] * 8], number, limit=1)
+        lab.finish()
+    asked, has_written = [], lab.write_behind.has_written
+    lab.write_behind.has_written = lambda key: asked.append(key) or has_written(key)
+    assert lab.scheduler.plan_idle_work() is None
+    assert len(lab.tree.device.idle) == 10 and len(asked) == 20, "once about each copy"
+
+
 def test_host_memory_keeps_its_budget_beside_copies_that_no_tier_takes():
     lab, other = Lab(host=100, ends=(), cells=60), Scope.shared("u", "@x")
     for number in range(40):
@@ -275,6 +289,21 @@ def test_the_clock_stands_while_no_slot_is_idle():
     job = lab.submit(PROMPT)
     lab.now = 1000.0
     assert lab.step() == [1] and lab.fetches.num_given_up == 0
+    lab.arrive(4)
+    lab.finish()
+    assert job.reuse.cached == 39
+
+
+def test_the_clock_stands_while_no_request_may_start():
+    """As at the end of a model's turn on a shared device."""
+    lab = Lab()
+    lab.submit([4, 3, 2], 1, limit=20)
+    assert lab.step() == [1]
+    lab.scheduler.admits = False
+    job = lab.submit(PROMPT)
+    lab.now = 1000.0
+    assert lab.step() == [1] and lab.fetches.num_given_up == 0
+    lab.scheduler.admits = True
     lab.arrive(4)
     lab.finish()
     assert job.reuse.cached == 39

@@ -21,15 +21,15 @@ from support.remote import Remote
 EXPECTED |= {"record", "adopt", "adopt in part", "restart", "save slot", "save of a part", "restore slot"}
 EXPECTED |= {"restore of a part", "erase slot", "used what was restored", "remote", "fetched", "given up", "overdrawn"}
 EXPECTED |= {"hole"}
-MOST_KEPT = 1000  # bytes of the lower tier; a record has one byte per token here
 
 
 class Keeping(Life):
     """Checks each record: it must have the KV of exactly its own tokens."""
 
-    @initialize()
-    def begin_with_nothing(self):
-        self.tier, self.files = Remote(MOST_KEPT), []
+    @initialize(most=st.sampled_from([1000, 1000, 20, 50]))
+    def begin_with_nothing(self, most):
+        """Begin with an empty lower tier. most: the bytes that it keeps; a record has one byte per token here."""
+        self.tier, self.files = Remote(most), []
         self.written: set[tuple] = set()  # (scope, tokens up to a position) of all KV that was ever written
 
     def build(self, cells, host, states):

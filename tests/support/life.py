@@ -19,7 +19,7 @@ from slotcache.slots.job import Job, Phase
 from slotcache.slots.lookup import Lookup
 from slotcache.slots.plan import Clear
 from slotcache.slots.prefix_tree import Pins, PrefixTree
-from slotcache.slots.radix import CopySizes
+from slotcache.slots.radix import CopySizes, path
 from slotcache.slots.request import Kind, PlacedDocument, Request
 from slotcache.slots.reuse import ids_of
 from slotcache.slots.scheduler import TRIES, Scheduler
@@ -37,11 +37,11 @@ SEEN: Counter[str] = Counter()  # counts over all lives: operations, ends of req
 EXPECTED = {
     *("Share", "Trim", "Drop", "Save", "Restore", "Clear", "Snap", "Load", "set aside"),
     *("own", "fork", "host", "snapshot", "finished", "cancelled waiting", "cancelled running", "paused", "resumed"),
-    *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "pin", "unpin", "expire"),
+    *("refused", "interrupted", "evict", "drop", "forget", "save ahead", "make room", "pin", "unpin", "expire"),
     *("recovered", "kept over a failure", "began again", "paused by a failure", "poison"),
     *("overtaken", "prefetch", "private", "its slot", "adapters in turn"),
     *("forced", "forced and paused", "right drafts", "wrong drafts", "ended within a draft"),
-    *("late", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
+    *("late", "rested", "several answers", "shared among them", "pinned by marks", "slept", "retired"),
     *("waiting, then prefill", "waiting, then decode", "waiting, then reading", "waiting, then fetching"),
     *("fetching, then waiting", "reading, then waiting"),
     *("prefill, then decode", "prefill, then waiting", "prefill, then following"),
@@ -49,6 +49,7 @@ EXPECTED = {
     *("decode, then prefill", "decode, then waiting"),
 }
 SESSIONS = ["", "a", "b"]
+ACTS = ["save ahead", "make room", "evict", "forget", "drop"]  # acts that evict or copy KV
 
 
 def greedy(prompt: list[int], limit: int, adapters: str) -> list[int]:
@@ -312,7 +313,7 @@ class Life(RuleBasedStateMachine):
         check(self.scheduler)
         self.ran()
 
-    @rule(acts=st.lists(st.sampled_from(["save ahead", "evict", "forget", "drop"]), min_size=1, max_size=3), scope=SCOPES)
+    @rule(acts=st.lists(st.sampled_from(ACTS), min_size=1, max_size=3), scope=SCOPES)
     def let_go(self, acts, scope):
         for act in acts:
             SEEN[act] += self.let_go_by(act, scope)
@@ -336,6 +337,11 @@ class Life(RuleBasedStateMachine):
                 self.carry_out(work.operations)
                 self.ran()
             return tree.copies.num_saved > saved
+        if act == "make room":
+            has_room = self.scheduler.idle and self.scheduler.cells.make_room(Fixed(self.history(1)), scope)
+            self.carry_out(tree.device.take_operations())
+            self.ran()
+            return has_room
         if any(job.request.scope == scope for job in self.scheduler.running):
             return False
         tree.forget(scope)
@@ -496,9 +502,28 @@ class Life(RuleBasedStateMachine):
             check(self.scheduler)
             self.look_at_phases()
 
+    @rule()
+    @precondition(lambda self: self.scheduler.idle)
+    def rest(self):
+        """Do all idle work. It ends: each idle run is copied at most twice, however little room the tiers have."""
+        self.before_step()
+        nodes = {node for sequence in self.tree.device.idle.values() for node in path(sequence.last_node)}
+        for _ in range(2 * len(nodes) + 2):
+            work = self.scheduler.plan_idle_work()
+            if work is not None:
+                self.carry_out(work.operations)
+            self.ran()
+            check(self.scheduler)
+            if work is None:
+                break
+        else:
+            raise AssertionError("idle work does not end")
+        SEEN["rested"] += bool(nodes)
+
     def teardown(self):
         if hasattr(self, "scheduler"):
             self.finish()
+            self.rest()
             self.close()
 
     def finish(self):

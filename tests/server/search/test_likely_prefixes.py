@@ -8,6 +8,8 @@ import pytest
 from slotcache.retrieval import Index
 from slotcache.server.config.settings import Settings
 from slotcache.server.serve import serve
+from slotcache.server.service import likely_prefixes
+from slotcache.server.service.likely_prefixes import LikelyPrefixes
 from support.architectures import delta
 from support.notes import is_ready, write
 
@@ -216,6 +218,21 @@ def test_nothing_is_read_ahead_before_all_files_are_read(tiny, tmp_path, monkeyp
         until(lambda: is_ready(server))
         now = settled(server)
         assert set(at_the_front(server)) == set(names[: now["documents"]]) and now["documents"] > 0
+
+
+def test_a_document_that_finds_no_room_holds_up_no_other(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(likely_prefixes, "AGAIN", 0.0)
+    is_computed, tried = LikelyPrefixes._is_computed, []
+
+    async def computes_all_but_the_first(self, likely, ahead):
+        tried.append(likely.number)
+        return likely.number != tried[0] and await is_computed(self, likely, ahead)
+
+    monkeypatch.setattr(LikelyPrefixes, "_is_computed", computes_all_but_the_first)
+    forest(tmp_path / "notes")
+    with reading(tiny, tmp_path) as server:
+        until(lambda: tried and server.service.idle._task is None)
+        assert progress(server)["documents"] == len(NAMES) - 1 and not progress(server)["done"]
 
 
 def test_what_was_used_comes_first_after_a_restart(tiny, tmp_path):

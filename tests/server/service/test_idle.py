@@ -13,6 +13,7 @@ from slotcache.server.http.api_errors import RequestError
 from slotcache.server.service import idle
 from support.architectures import hybrid
 from support.on_device import ON_DEVICE
+from support.scopes import COMMON
 
 from server.conftest import DEADLINE, REST, blocked, idle_tokens, running, until
 
@@ -357,3 +358,33 @@ def test_idle_work_goes_on_where_a_prompt_ahead_of_its_turn_is_given_up(tiny, mo
             monkeypatch.setattr(idle, "PAUSE", 0.0)
             ahead.cancel()
         until(lambda: up.service.idle.done)
+
+
+def test_documents_are_read_ahead_though_sets_find_no_room(monkeypatch):
+    """The sets would wait for room until the next request, and every request brings further sets."""
+    monkeypatch.setattr(idle, "PAUSE", 0.0)
+    asked = []
+
+    class Sets:
+        scope, num_bytes = COMMON, 1
+
+        async def compute(self, ahead):
+            asked.append("sets")
+            return False
+
+    class Documents:
+        has_more = True
+
+        async def compute(self, ahead):
+            asked.append("documents")
+
+    async def rest():
+        work = idle.IdlePrefill(None, None, open=(), next_turns=True, num_sets=1)
+        work._sets.add(Sets())
+        work.prefixes = Documents()
+        work.resume()
+        await work._task
+        assert len(work._sets) == 1, "they stay for the next idle time"
+
+    asyncio.run(rest())
+    assert asked == ["sets", "documents"]
