@@ -208,7 +208,7 @@ def items_of(
     """Return the items for messages.
 
     suffix: the part of the items' ids before their number. called: by the function's name in the chat, the tools whose
-        calls differ from calls of functions.
+    calls differ from calls of functions.
     """
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
