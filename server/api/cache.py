@@ -58,8 +58,8 @@ async def contents(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Drop the cached KV of a scope, and the idle prefill that is queued for the scope.
 
-    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped. If it names
-    none, the KV of all models is dropped.
+    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped. If the request
+    names no model, the KV of all models is dropped.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])

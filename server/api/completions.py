@@ -138,8 +138,8 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    If answers start with their prompts and the logprobs of these, the text of an answer is joined from the texts of its
-    tokens. The text and the logprobs then agree.
+    If answers start with their prompts, and have logprobs, the text of an answer is joined from the texts of its tokens,
+    so that the text and the logprobs agree.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:

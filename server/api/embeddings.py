@@ -112,7 +112,8 @@ def pooled(vectors: Vectors) -> EmbeddingWorker:
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's form: a list of vectors for each text.
 
-    If the model pools its vectors, each list has one vector. If not, each list has one vector for each token of the text.
+    If the model pools its vectors, each list has one vector. If it does not, each list has one vector for each token of
+    the text.
     """
     worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":

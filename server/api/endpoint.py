@@ -111,7 +111,7 @@ def page(items: list[Fields], request: Request) -> Fields:
 
 
 def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
-    """Return a stored answer as JSON. Raises RequestError 404 if no answer with this id is stored.
+    """Return a stored answer as JSON. Raises RequestError 404 if no answer with this id and kind is stored.
 
     kind: the prefix that the answer's id must have.
     """

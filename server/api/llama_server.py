@@ -98,7 +98,7 @@ COSTS = {"recompute_last": "rest"}  # costs that have another, older name in `/p
 def _device(service: Service) -> Fields:
     """Return the device that computes, with the times that were measured on it and its `Costs`.
 
-    Without measured times, the field `times` is null. An infinite cost, which turns a rule off, is null, too.
+    Without measured times, the field `times` is null. An infinite cost, which turns a rule off, is shown as null.
     """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}

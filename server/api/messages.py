@@ -291,7 +291,7 @@ def _parsed(document: dict[str, str], where: str) -> None:
 def _parts(parts: Sequence[JsonValue]) -> JsonValue:
     """Return the content of a message that consists of `parts`, each of which is a text or another part.
 
-    If `parts` is empty or a single text, the content is a text. If not, the content is a list of parts.
+    If `parts` is empty or a single text, the content is a text. Any other content is a list of parts.
     """
     if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
         return parts[0] if parts else ""
@@ -311,7 +311,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     def for_chat(self, where: str) -> dict[str, JsonValue]:
         """Return the tool in the form of a chat. Raises RequestError.
 
-        A tool with a type but without a schema is one that Anthropic's servers run. For such a tool, return only its type.
+        If Anthropic's servers run the tool, return only its type: a tool of this kind has a type but no schema.
         """
         if self.input_schema is None:
             if self.type in (None, "custom"):

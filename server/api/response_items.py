@@ -47,8 +47,8 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages made from items. Raises RequestError if the question is not text.
 
-    The question is the last item that is not null, if this item is a message of the user. In later requests, the question
-    is a part of the history. It must become the same message there, so that the prompts have a common prefix.
+    The question is the last item that is not null, if this item is a message of the user. When the question is a part of
+    the history in later requests, it must become the same message as now, so that the prompts have a common prefix.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -222,7 +222,8 @@ def items_of(
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
     """Return the items of a message.
 
-    customs: the ids of the earlier calls with free text. The ids of this message's calls with free text are added.
+    customs: the ids of the earlier calls with free text. The ids of this message's calls with free text are added to
+        `customs`.
     """
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []

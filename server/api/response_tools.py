@@ -57,8 +57,8 @@ class ResponseTools:
     """The tools of a request.
 
     functions: the functions for the chat; None: the request has no field for tools.
-    called: by the function's name in the chat, the tools that are in a namespace or take free text. Their calls differ
-        from calls of functions.
+    called: by the function's name in the chat, the tools whose calls differ from calls of functions: tools in a namespace,
+        and tools that take free text.
     hosted: the types of the tools that were left out, because only OpenAI runs them.
     unconstrained: the tools whose free text should fit a grammar. A tool's grammar is not enforced: it only becomes a part
         of the tool's description.

@@ -174,8 +174,8 @@ class Answers:
         """Return the pieces that end the reasoning which the prompt opens.
 
         Return no pieces if the prompt opens no reasoning, or if the answer may reason. An answer must not reason if the
-        limit of its reasoning is 0 tokens. It must not reason either if the client sent its own grammar, since the
-        reasoning would have to fit this grammar, too.
+        limit of its reasoning is 0 tokens. If the client sent its own grammar, the answer must not reason either, since
+        the reasoning would have to fit this grammar, too.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):

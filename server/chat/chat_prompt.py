@@ -31,8 +31,8 @@ class Fixed:
     label: where the tokens come from, in words.
     ends: whether a node of the prefix tree ends after the tokens.
     repeated: the names of earlier texts that these tokens refer to instead of repeating them.
-    pin: the seconds for which the prompt up to here is pinned, because a cache breakpoint follows the tokens; 0: the
-        breakpoint pins nothing; None: no breakpoint follows.
+    pin: if a cache breakpoint follows the tokens, the seconds for which it pins the prompt up to there; 0: the breakpoint
+        pins nothing; None: no breakpoint follows.
     is_question: whether a user wrote the text.
     """
 
@@ -108,8 +108,8 @@ class DocumentSet:
         """Return the line that states the retrieval order, and its tokens; both are empty if no document is moved.
 
         The line also ranks repeated documents, since the most relevant document may be one of them. If the line has more
-        tokens than `longest_hint`, both results are empty, because the prompt has no room for it. The line can have so
-        many tokens only with an unusual vocabulary, in which a line with fewer documents has more tokens.
+        tokens than `longest_hint`, both results are empty, because the prompt has no room for it. The line can have more
+        tokens than `longest_hint` only with an unusual vocabulary, in which a line with fewer documents has more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -160,7 +160,7 @@ Part = Fixed | DocumentSet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlace:
-    """A place in the prefix tree that a prompt reaches after some documents of a set: a path of cached documents.
+    """A path of cached documents: the place in the prefix tree that a prompt reaches after some documents of a set.
 
     node: the end of the path.
     rank: the rank of the last document on the path.
@@ -251,7 +251,10 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose and store the order of a set after `origin`. The orders of all later sets must be stored already."""
+        """Choose and store the order of the set at `index`, for a prompt that reaches it at `origin`.
+
+        The orders of all later sets must be stored already.
+        """
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -319,8 +322,8 @@ class CachedPrompt:
 class CachedDocuments:
     """An `ordering.Index` of the documents of one set that are cached after a node. Its positions are `CachedPlace`s.
 
-    A document counts as cached even if a running request has yet to compute it: the prompt then waits, and shares its
-    KV.
+    A document that a running request has yet to compute counts as cached: the prompt waits for the document's KV and
+    shares it.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:

@@ -351,9 +351,9 @@ class Conversations:
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point of a conversation that a chat continues; None: the chat belongs to no conversation.
 
-        With `store: false`, no answer is stored. Without it, the answer of a response is always stored, and the answer of
-        a chat is stored if the request may be cached. caches: whether the request may be cached. Raises RequestError, with
-        status 404 if the request names an answer that is not stored.
+        With `store: false`, no answer is stored. With any other `store`, the answer of a response is always stored, and
+        the answer of a chat is stored if the chat belongs to a conversation and may be cached. caches: whether the request
+        may be cached. Raises RequestError, with status 404 if the request names an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -410,10 +410,10 @@ class Conversations:
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
         """Store a complete answer. Return whether the answer is stored now.
 
-        If the request named only the conversation, the answer becomes the head. If several such requests ran at the same
-        time, the answer that ends last stays the head. If the request named an earlier answer, the new answer becomes the
-        head only if the named answer is the head. If the named answer is not the head, the new answer is a branch: only a
-        request with the new answer's id continues this branch.
+        If the request named only the conversation, the answer becomes the head. If several requests that named only the
+        conversation ran at the same time, the answer that ends last stays the head. If the request named an earlier
+        answer, the new answer becomes the head only if the named answer is the head. If the named answer is not the head,
+        the new answer is a branch: only a request with the new answer's id continues this branch.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:

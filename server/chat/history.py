@@ -152,8 +152,8 @@ class HistoryMessage:
     def public(self, citations: Citations) -> dict[str, object]:
         """Return the message for the client, with the ids of its documents in the prompt's order but without their texts.
 
-        citations: the numbers of the client's program. They replace the documents' ids in the message and in the list of
-        documents.
+        citations: the numbers of the client's program. These numbers replace the documents' ids in the message and in the
+        list of documents.
         """
         if self.shown is None:
             said = self.message
@@ -268,7 +268,7 @@ def continue_history(
 
 
 def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
-    """Return whether the messages follow the stored history. If they do not, they are a whole history themselves."""
+    """Return whether the messages follow the stored history. If not, the messages are a whole history."""
     return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 

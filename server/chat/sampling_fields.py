@@ -39,8 +39,8 @@ class SamplingVocabulary(Protocol):
 def _given(name: str) -> tuple[str, Any, None]:
     """Return the definition of a field for a number: its name, type and default.
 
-    If numbers outside the field's range are refused, the type has this range. If they are clamped, the type has no range:
-    the clamping happens later.
+    If numbers outside the field's range are refused, the type has this range. If such numbers are clamped instead, the
+    type has no range, and the clamping happens later.
     """
     parameter = NUMBERS[name]
     kind: Any = Int32

@@ -205,7 +205,7 @@ class Sessions:
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
         """Forget a session, and return its prompts. Without a name, forget all sessions of a scope, but keep their prompts.
 
-        The prompts stay because their KV stays, too: a dropped scope keeps the KV of running requests.
+        The prompts stay because a dropped scope keeps the KV of running requests.
         """
         ended: list[Branch] = []
         with self._lock:

@@ -312,8 +312,8 @@ class Rendering:
 def _moved(piece: TextPiece) -> TextPiece:
     """Return a piece with the index that its message has in the request.
 
-    A message was added in front of the request's messages. Its pieces become plain text, without an index. The index of
-    every other piece is reduced by 1.
+    A message was added in front of the request's messages. The pieces of the added message become plain text, without an
+    index. The index of every other piece is reduced by 1.
     """
     if piece.message is None:
         return piece

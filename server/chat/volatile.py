@@ -6,8 +6,8 @@ same tools. A line at the end of the last message states how the current instruc
 the end of its message in later prompts, because each prompt continues the KV of the previous prompt.
 
 Changes of reminders are stated in the same way as changes of instructions. A reminder is a tagged block at the end of a
-user's message, which the client changes or leaves out when it sends the message again. No other text is compared or
-changed.
+user's message, which the client changes or leaves out when it sends the message again. Text other than instructions and
+reminders is neither compared nor changed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions in the first request of a lineage, or in a later request whose instructions are not similar.
+    """The instructions in the first request of a lineage, or in a later request if they are not similar to earlier ones.
 
     lines: the texts at the ends of messages, each by a digest of all messages up to its message. Such a text is a line
         that states changes, or the blocks of a user's message.
