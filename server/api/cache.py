@@ -112,8 +112,8 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 async def show_conversation(request: Request) -> Response:
     """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    A conversation may have several branches. A request that names only the conversation continues one branch. The messages
-    shown are those of this branch.
+    A conversation may have several branches. The messages shown are those of the branch that a request continues if it
+    names only the conversation.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)

@@ -138,8 +138,8 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    If answers start with their prompts, and have logprobs, the text of an answer is joined from the texts of its tokens,
-    so that the text and the logprobs agree.
+    If answers start with their prompts, the text of an answer with logprobs is joined from the texts of its tokens. The
+    text and the logprobs of the answer then agree.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:

@@ -60,7 +60,7 @@ T = TypeVar("T")
 class VectorRequest(Struct, frozen=True):
     """The body of a request to an embedding model or a reranker.
 
-    Such a model may run next to the models that take turns on the device.
+    An embedding model or a reranker may run next to the models that take turns on the device.
     """
 
     model: str | None = None

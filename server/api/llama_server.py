@@ -198,7 +198,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 
 
 async def unload_model(request: Request, asked: ModelAction) -> Response:
-    """Unload a model once its running requests are finished. Its KV stays in host memory and on disk."""
+    """Unload a model once its running requests are finished. The model's KV stays in host memory and on disk."""
     models = _several(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:

@@ -47,8 +47,9 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages made from items. Raises RequestError if the question is not text.
 
-    The question is the last item that is not null, if this item is a message of the user. When the question is a part of
-    the history in later requests, it must become the same message as now, so that the prompts have a common prefix.
+    The question is the last item that is not null, if this item is a message of the user. In later requests, the question
+    is a part of the history. A question in the history must become the same message as before, so that the prompts have a
+    common prefix.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)

@@ -153,7 +153,7 @@ async def collect(
 ) -> list[WholeAnswer]:
     """Return the whole answers of all generations, in order. Raises the RequestError of a generation that fails.
 
-    abandon: as in `ResponseMeta`.
+    abandon: ends an open generation.
     """
     try:
         return [await _collect(generation, spell) for generation in generations]

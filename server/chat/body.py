@@ -239,7 +239,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each part of the request that is ignored, even with --strict. Raises RequestError."""
+        """Yield a warning for each part of the request that even --strict only ignores. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
@@ -597,8 +597,8 @@ class TextConfig(Struct, frozen=True):
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
     """The chat of a `POST /v1/responses`.
 
-    messages: the new messages, without those of earlier turns. instructions: the instructions, which apply to this turn
-    only.
+    messages: the new messages, without the messages of earlier turns. instructions: the instructions, which apply to this
+    turn only.
     """
 
     instructions: str | None = None

@@ -320,7 +320,9 @@ class CachedPrompt:
 
 
 class CachedDocuments:
-    """An `ordering.Index` of the documents of one set that are cached after a node. Its positions are `CachedPlace`s.
+    """An `ordering.Index` of the documents of one set that are cached after a node.
+
+    The positions of this index are `CachedPlace`s.
 
     A document that a running request has yet to compute counts as cached: the prompt waits for the document's KV and
     shares it.

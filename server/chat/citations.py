@@ -176,10 +176,10 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 class CitedAnswers:
     """Answers as the model wrote them, with ids, so that they can be restored when clients send them back. Thread-safe.
 
-    The key of an answer is its text as the client read it, together with all questions and answers before it, since a
-    number means a document only within one chat. Instructions are not a part of an answer's key, because the lists of
-    documents in instructions come and go. If two answers have the same key but different ids, neither is restored, and the
-    numbers stay.
+    The key of an answer is its text as the client read it, together with all questions and answers before it. A number
+    means a document only within one chat. Instructions are not a part of an answer's key, because the lists of documents
+    in instructions come and go. If two answers have the same key but different ids, neither is restored, and the numbers
+    stay.
 
     max_bytes: the most bytes of all answers. If the answers have more bytes, the least recently used ones are dropped.
     """

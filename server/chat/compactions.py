@@ -86,9 +86,9 @@ class Compaction:
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
         """Learn from an answered chat. If its answer is a summary, return the likely next request of the client.
 
-        The next request can be predicted only if this server wrote the question for the summary, or if the client has
-        shortened a history with the same question before. Otherwise, return None. options: the request's fields without
-        messages, as JSON. entries: the chat's messages and the answer.
+        The next request can be predicted only in two cases: this server wrote the question for the summary, or the client
+        has shortened a history with the same question before. Otherwise, return None. options: the request's fields
+        without messages, as JSON. entries: the chat's messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)

@@ -42,8 +42,8 @@ SHARE = 100  # approximate bytes of an entry in the tables of entries
 class Conversation:
     """One conversation, from its first request on.
 
-    answers: by the answer's id, the history up to and including the answer; empty before the first answer has ended, and
-        after the store has dropped the conversation.
+    answers: by the answer's id, the history up to and including the answer. There are no answers before the first one has
+        ended, and after the store has dropped the conversation.
     records: by the answer's id, the answer's API object as JSON.
     head: the id of the answer that a request continues if it names only the conversation.
     used: the time of the last use, by the store's clock.
@@ -351,9 +351,9 @@ class Conversations:
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point of a conversation that a chat continues; None: the chat belongs to no conversation.
 
-        With `store: false`, no answer is stored. With any other `store`, the answer of a response is always stored, and
-        the answer of a chat is stored if the chat belongs to a conversation and may be cached. caches: whether the request
-        may be cached. Raises RequestError, with status 404 if the request names an answer that is not stored.
+        With `store: false`, no answer is stored. With any other `store`, the answer of a response is always stored. The
+        answer of a chat is stored only if the chat belongs to a conversation and may be cached. caches: whether the
+        request may be cached. Raises RequestError, with status 404 if the request names an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)

@@ -295,7 +295,7 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return a struct that has the same fields and refuses all others."""
+    """Return a struct that has the fields of `kind` and refuses all others."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 

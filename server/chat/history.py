@@ -66,7 +66,7 @@ class Prefilled:
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole content, or only the sampled ids if those of the given start are unknown."""
+        """Return the ids (int32) of the whole content, or only the sampled ids if the start's ids are unknown."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 

@@ -36,7 +36,7 @@ def summary_message(text: str) -> Fields:
 
 
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-    """Return the messages that stay in a shortened history: those of users, and instructions.
+    """Return the messages that stay in a shortened history: users' messages, and instructions.
 
     Instructions that apply to one turn do not stay. An earlier summary is left out, since the new summary covers it.
     """

@@ -32,9 +32,9 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of the
-    answer that this piece may belong to, if the template writes the answer's text differently, so that its sampled ids
-    cannot be used; None: there is no such answer.
+    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of an
+    answer to which this piece may belong, and whose text the template writes differently; None: there is no such answer.
+    The sampled ids of a rewritten answer cannot be used.
     """
 
     piece: TextPiece
