@@ -58,8 +58,8 @@ async def contents(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """Drop the cached KV of a scope, and the idle prefill that is queued for the scope.
 
-    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped.
-    Otherwise, the KV of all models is dropped.
+    The KV that running requests use is kept. If the request names a model, only this model's KV is dropped. If the request
+    names no model, the KV of all models is dropped.
     """
     scope = scope_of(request)
     dropped = sum([await _drop(service, scope) for service in services_of(request)])
@@ -112,8 +112,8 @@ async def _end_session(service: Service, scope: str, id: str) -> int | None:
 async def show_conversation(request: Request) -> Response:
     """Show a stored conversation and the ids of its answers (`?scope=`).
 
-    A conversation may have several branches. The messages are those of the branch that the next request continues if it
-    names no answer.
+    A conversation may have several branches. The messages shown are those of the branch that a request continues if it
+    names only the conversation.
     """
     id, scope = request.path_params["id"], scope_of(request)
     conversation = service_of(request).conversations.find(scope, id)

@@ -158,7 +158,10 @@ def _custom_call(call: Fields) -> Fields:
 
 
 def _old_delta(fragment: Fragment) -> Fields:
-    """Return a delta for a client that sent the older field `functions`. Such a client gets only the first call."""
+    """Return a delta for a client that sent the older field `functions`.
+
+    A client that sent `functions` gets only the first call.
+    """
     match fragment:
         case CallStart(0, _, name):
             return {"function_call": {"name": name, "arguments": ""}}

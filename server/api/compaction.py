@@ -78,7 +78,10 @@ class CompactionOutput:
         return "completed"
 
     def push(self, fragment: Fragment) -> Iterator[Fields]:
-        """Yield the events for a fragment of the summary. These events do not contain the fragment's text."""
+        """Yield the events for a fragment of the summary.
+
+        No event has the fragment's text: `finish` sends the whole summary, sealed.
+        """
         if isinstance(fragment, ContentText):
             if not self._texts:
                 yield {"type": "response.output_item.added", "item": self._item(""), "output_index": 0}

@@ -127,7 +127,7 @@ def selected(body: Fields, paths: Sequence[str]) -> Fields:
 
 
 def _with(*entries: msgspec.Raw | None) -> Fields:
-    """Return the field `completion_probabilities` with the entries other than None. Without such entries, return {}."""
+    """Return the field `completion_probabilities` with the entries other than None. If all entries are None, return {}."""
     given = [entry for entry in entries if entry is not None]
     return {"completion_probabilities": given} if given else {}
 
@@ -138,8 +138,8 @@ def _with(*entries: msgspec.Raw | None) -> Fields:
 class TextReply(ChoicesReply):
     """The replies of `/v1/completions`.
 
-    Some answers start with their prompt and its logprobs. The text of such an answer is joined from the texts of its
-    tokens, so that text and logprobs agree.
+    If answers start with their prompts, the text of an answer with logprobs is joined from the texts of its tokens. The
+    text and the logprobs of the answer then agree.
     """
 
     def __init__(self, envelope: ResponseMeta) -> None:
@@ -230,7 +230,7 @@ async def detokenize(request: Request, asked: DetokenizeRequest) -> Response:
 
 
 async def apply_template(request: Request, asked: ChatRequest) -> Response:
-    """Render a chat as one prompt. Its documents have the order that they would have if the chat were sent now."""
+    """Render a chat as one prompt. The chat's documents have the order that they would have if the chat were sent now."""
     service, layout = service_of(request), (await predict(request, asked)).layout
     work = service.builder.threads.run(request.state.num_bytes, _encode_prompt, service, layout.ids)
     return JsonReply(await while_connected(request, work))

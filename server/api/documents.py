@@ -87,7 +87,7 @@ def _parts(file: Attachment) -> Iterator[Fields]:
 def _measure(file: Attachment) -> list[str]:
     """Count the letters of a file. Return the file's first texts, up to `MOST_COUNTED` letters.
 
-    From these texts the caller estimates the number of the file's tokens.
+    The caller estimates the number of the file's tokens from the returned texts.
     """
     sample: list[str] = []
     file.letters = 0

@@ -42,7 +42,7 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
     truncate: Truncation | None = None
 
     def given(self) -> tuple[str, JsonValue]:
-        """Return the name and the value of the field with the texts. Raises RequestError if there is none."""
+        """Return the name and the value of the field with the texts. Raises RequestError if no field has texts."""
         for name in ("input", "content"):
             if (value := getattr(self, name)) is not UNSET:
                 return name, value
@@ -50,13 +50,13 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
     @property
     def cut(self) -> Literal["start", "end"] | None:
-        """Where a text that is too long loses tokens: at its start or its end. None: such a text is refused."""
+        """Where a text that is too long loses tokens: at its start or its end. None: a text that is too long is refused."""
         side = self.truncate.lower() if isinstance(self.truncate, str) else ("end" if self.truncate else "none")
         return None if side == "none" else cast(Literal["start", "end"], side)
 
 
 class RerankDocument(Struct, frozen=True):
-    """A document of a `RerankRequest` that is an object with a text."""
+    """A document in a `RerankRequest`, given as an object with a text, not as a plain string."""
 
     text: str
 
@@ -89,7 +89,7 @@ MAX_NUMBERS = 1 << 23  # numbers in an answer without pooling, which has a vecto
 async def openai(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in OpenAI's form.
 
-    If the request has `content` instead of `input`, return them in llama-server's form, as llama-server does.
+    If the request has `content` instead of `input`, return the vectors in llama-server's form, as llama-server does.
     """
     if asked.input is UNSET and asked.content is not UNSET:
         return await native(request, asked)
@@ -112,7 +112,8 @@ def pooled(vectors: Vectors) -> EmbeddingWorker:
 async def native(request: Request, asked: EmbeddingRequest) -> Response:
     """Return vectors in llama-server's form: a list of vectors for each text.
 
-    If the model pools its vectors, each list has one vector. Otherwise it has one for each token.
+    If the model pools its vectors, each list has one vector. If it does not, each list has one vector for each token of
+    the text.
     """
     worker = vectors_of(request).embedder()
     if asked.encoding_format == "base64":

@@ -60,7 +60,7 @@ T = TypeVar("T")
 class VectorRequest(Struct, frozen=True):
     """The body of a request to an embedding model or a reranker.
 
-    Such a model may run next to the models that take turns on the device.
+    An embedding model or a reranker may run next to the models that take turns on the device.
     """
 
     model: str | None = None
@@ -111,7 +111,7 @@ def page(items: list[Fields], request: Request) -> Fields:
 
 
 def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
-    """Return a stored answer as JSON. Raises RequestError 404 if there is none.
+    """Return a stored answer as JSON. Raises RequestError 404 if no answer with this id and kind is stored.
 
     kind: the prefix that the answer's id must have.
     """
@@ -122,7 +122,7 @@ def stored_record(service: Service, scope: str, id: str, kind: str) -> bytes:
 
 
 def not_stored(id: str) -> RequestError:
-    """Return the error for an id of which no answer is stored."""
+    """Return the error for an id that no stored answer has."""
     return RequestError(
         f"no response {id[:80]!r} is stored in this scope: expected a stored response's id, and its cache_scope as ?scope=",
         status=404,
@@ -147,7 +147,7 @@ def scope_of(request: Request) -> str:
 
 
 def vectors_of(request: Request) -> Vectors:
-    """Return the models that compute vectors and rerank scores for this request. Raises RequestError as `loaded_of`."""
+    """Return the models that compute vectors and rerank scores for this request. Raises the errors of `loaded_of`."""
     return loaded_of(request).vectors
 
 
@@ -169,7 +169,9 @@ def services_of(request: Request) -> list[Service]:
 
 
 def answer_service_of(request: Request, scope: str, id: str) -> Service:
-    """Return the service that generates or stores an answer. If there is none, return the first one of `services_of`.
+    """Return the service that generates or stores an answer.
+
+    If no service has this answer, return the first one of `services_of`.
 
     Raises RequestError.
     """
@@ -179,7 +181,9 @@ def answer_service_of(request: Request, scope: str, id: str) -> Service:
 
 
 def loaded_of(request: Request) -> Loaded:
-    """Return the loaded model that a request names in its body or in `?model=`. Without a name, return the first model.
+    """Return the loaded model that a request names in its body or in `?model=`.
+
+    If the request names no model, return the first model.
 
     Raises RequestError 404 if the name is unknown, and 503 if the named model is not loaded or the first model is still
     loading.
@@ -212,7 +216,7 @@ def _entry_of(request: Request, asked: object) -> ModelEntry | None:
 async def _load(request: Request, entry: ModelEntry, patience: float | None = None) -> bool:
     """Make sure that a request's model is loaded: if it is not, load it and wait. Raises RequestError.
 
-    Return False if the load takes longer than `patience` seconds. The load then goes on.
+    If the load takes longer than `patience` seconds, return False and let the load go on.
     """
     loaded = entry.loaded
     try:
@@ -254,7 +258,8 @@ async def prepare(
 
     Raises RequestError.
 
-    open_turn, wake: as in `Service.accept`.
+    open_turn: whether the last message will get more documents (see `PromptBuilder.chat`).
+    wake: how the request wakes a sleeping model (see `Service.accept`).
     kind: the prefix of the answer's id; empty: the prefix of OpenAI's chats and completions. If the answer's stream has
         already begun, the answer has an id already, and `kind` has no effect.
     """
@@ -335,7 +340,10 @@ async def _retrieve(request: Request, asked: ChatRequest, *, computes: bool) -> 
 
 
 def _folder_of(request: Request, service: Service) -> FolderIndex:
-    """Return the index of --docs for a chat. Raises RequestError if there is none, or if it belongs to another model."""
+    """Return the index of --docs for a chat.
+
+    Raises RequestError if the server has no --docs, or if the index belongs to another model.
+    """
     state = request.app.state.app
     if state.folder_index is None:
         raise RequestError("retrieval: this server has no documents: start it with --docs PATH", param="retrieval")
@@ -393,7 +401,7 @@ def _reader_of(prepared: Prepared) -> Callable[[], AnswerReader]:
 
 
 def _warn_of_cache(request: Request, prepared: Prepared) -> None:
-    """Warn a client, once, if its uncached prompts start with the same tokens, so that the cache would save time.
+    """Warn a client once if the cache would save time: if its uncached prompts start with the same tokens.
 
     There is no warning if the request says whether it wants the cache, or if prompts of this model cannot be cached.
     """
@@ -423,7 +431,7 @@ def endpoint(handler: Handler, body: type[Struct], opening: Opening | None = Non
 
     A decoded body takes about 20 times the memory of its JSON, so it is freed when the handler returns.
 
-    opening: makes the reply for a stream that begins before its model is loaded; None: no stream does this.
+    opening: makes the reply for a stream that begins before its model is loaded; None: streams begin only after the load.
     chooses: whether to load the model that the body or `?model=` names.
     """
 
@@ -508,7 +516,7 @@ async def respond(request: Request, reply: ReplyFormat) -> Response:
 
 
 async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work`. If the client disconnects before that, cancel `work` and raise RequestError 499."""
+    """Return the result of `work`. If the client disconnects while `work` runs, cancel `work` and raise RequestError 499."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnect(request))
     try:

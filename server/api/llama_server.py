@@ -98,7 +98,7 @@ COSTS = {"recompute_last": "rest"}  # costs that have another, older name in `/p
 def _device(service: Service) -> Fields:
     """Return the device that computes, with the times that were measured on it and its `Costs`.
 
-    Without measured times, the field `times` is null. A cost that is infinite is null, too: it turns a rule off.
+    Without measured times, the field `times` is null. An infinite cost, which turns a rule off, is shown as null.
     """
     context, device = service.context, service.model.device
     costs = {COSTS.get(name, name): value if isfinite(value) else None for name, value in asdict(context.costs).items()}
@@ -163,8 +163,8 @@ def _all_models(request: Request) -> list[Fields]:
 def _listing(request: Request, entry: ModelEntry) -> list[Fields]:
     """Return OpenAI's objects for a model, and for the embedding model and the reranker that run next to it.
 
-    If several models are served, each object has a status in the form of llama-server's router. `n_ctx` is the most
-    tokens that a request may have.
+    If several models are served, each object also has the fields with which llama-server's router reports a status.
+    `n_ctx` is the most tokens that a request may have.
     """
     state, loaded = request.app.state.app, entry.loaded
     common: Fields = {"object": "model", "created": state.started, "owned_by": "slotcache"}
@@ -198,7 +198,7 @@ async def load_model(request: Request, asked: ModelAction) -> Response:
 
 
 async def unload_model(request: Request, asked: ModelAction) -> Response:
-    """Unload a model once its running requests are finished. Its KV stays in host memory and on disk."""
+    """Unload a model once its running requests are finished. The model's KV stays in host memory and on disk."""
     models = _several(request)
     worker = models.find_beside(asked.model)
     if worker is not None and worker.embedder.is_open:
@@ -211,7 +211,7 @@ async def unload_model(request: Request, asked: ModelAction) -> Response:
 
 
 def _several(request: Request) -> Models:
-    """Return the models that share the device. Raises RequestError if there is only one."""
+    """Return the models that share the device. Raises RequestError if the server has only one model."""
     models = models_of(request)
     if not models.takes_turns:
         raise RequestError("this server has one model: give -m several times, or --models-dir")

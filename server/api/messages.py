@@ -60,8 +60,8 @@ def messages_of(said: Sequence[BlocksMessage], orders_documents: bool) -> ChatMe
 
     Blocks that are not converted here, such as images, stay in the contents: `content.take` reads them later.
 
-    orders_documents: if true, a block with a document becomes a document that may be reordered. Otherwise it becomes a
-        text.
+    orders_documents: if true, a block with a document becomes a document that may be reordered; if false, the block
+        becomes a text.
     """
     messages: ChatMessages = []
     for at, message in enumerate(said):
@@ -104,8 +104,8 @@ def _kind(block: JsonValue) -> JsonValue:
 def _with_documents(messages: ChatMessages, said: BlocksMessage, where: str) -> ChatMessages:
     """Add the `documents` of the message `said` to the chat's messages that were made from it. Raises RequestError.
 
-    The last of these messages with the role of `said` gets the documents. If all of them are tool results, the last
-    tool result gets the documents.
+    The documents go to the last of the made messages that has the role of `said`. If only tool results were made, the
+    documents go to the last tool result.
     """
     messages = messages or [{"role": said.role, "content": ""}]
     carrier = next((message for message in reversed(messages) if message["role"] == said.role), messages[-1])
@@ -126,9 +126,10 @@ def system_text(system: str | list[JsonValue]) -> JsonValue:
 
 
 def _same_bill(text: str) -> str:
-    """Return a text of the system prompt. If it starts with Claude Code's billing line, drop the values of this line.
+    """Return a text of the system prompt. If the text starts with Claude Code's billing line, drop the values of this line.
 
-    The values change with each session and each request, so the KV of all later tokens could never be reused.
+    The values of the billing line change with each session and each request, so the KV of all later tokens could never be
+    reused.
     """
     return BILLING.sub(r"\1", text, count=1) if BILLING.match(text) else text
 
@@ -136,7 +137,7 @@ def _same_bill(text: str) -> str:
 def _mark(blocks: Sequence[JsonValue]) -> dict[str, JsonValue]:
     """Return the field that marks the end of a message for the cache, if any of its blocks has `cache_control`.
 
-    If several blocks have it, return the `cache_control` with the longest `ttl`.
+    If several blocks have a `cache_control`, return the one with the longest `ttl`.
     """
     results = (block.get("content") for block in blocks if isinstance(block, dict) and _kind(block) == "tool_result")
     within = [*blocks, *chain.from_iterable(content for content in results if isinstance(content, list))]
@@ -288,9 +289,9 @@ def _parsed(document: dict[str, str], where: str) -> None:
 
 
 def _parts(parts: Sequence[JsonValue]) -> JsonValue:
-    """Return the content of a message with these texts and other parts.
+    """Return the content of a message that consists of `parts`, each of which is a text or another part.
 
-    A single text stays a text. Several texts, or other parts, become a list of parts.
+    If `parts` is empty or a single text, the content is a text. Any other content is a list of parts.
     """
     if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
         return parts[0] if parts else ""
@@ -310,7 +311,7 @@ class ClientTool(Struct, frozen=True, kw_only=True):
     def for_chat(self, where: str) -> dict[str, JsonValue]:
         """Return the tool in the form of a chat. Raises RequestError.
 
-        If the tool has a type but no schema, it is a tool that Anthropic's servers run. Then only the type is returned.
+        If Anthropic's servers run the tool, return only its type: a tool of this kind has a type but no schema.
         """
         if self.input_schema is None:
             if self.type in (None, "custom"):
@@ -418,7 +419,7 @@ class MessagesCountRequest(ChatFields, frozen=True, kw_only=True):
     def _orders_documents(self) -> bool:
         """Whether blocks with documents become documents that may be reordered.
 
-        This is the case if the request sets a field that has an effect only on documents, such as `document_order`.
+        True if the request sets a field that has an effect only on documents, such as `document_order`.
         """
         given = (self.document_order, self.best, self.best_price_ms)
         return self.documents_attention == "separate" or any(one is not None for one in given)
@@ -489,7 +490,7 @@ class MessagesReply:
     """The replies of `/v1/messages`.
 
     num_prompt: the number of the prompt's tokens, which the event `message_start` shows. The number of cached tokens is
-        not known then, so the later event `message_delta` shows it.
+        known only later, so the event `message_delta` shows it.
     shows_reasoning: if false, reasoning is sent only inside the signature, which the client sends back with the history.
     has_started: whether the event `message_start` was sent before the model was loaded.
     """

@@ -41,7 +41,7 @@ class OllamaMessage(Struct, frozen=True):
     A field may have a value that Ollama's API does not allow, such as a list of parts: `content.take` reads it.
 
     tool_name, name: the name of the tool, if the message has a tool's result.
-    images: images of the message. They become parts of its content. If the last message is a user's, its images are
+    images: images of the message, which become parts of its content. If the last message is a user's, its images are
         refused.
     """
 
@@ -134,7 +134,10 @@ class OllamaFields(ChatFields, frozen=True, kw_only=True):
         return ChatRequest(**self.given(ChatFields.__struct_fields__), **fields, echo=False)
 
     def given(self, names: Iterable[str]) -> dict[str, JsonValue]:
-        """Return the fields with these names, and what `stream`, `format` and `options` set. Raises RequestError."""
+        """Return the request's fields with these names, and the fields of a chat that `stream`, `format` and `options` set.
+
+        Raises RequestError.
+        """
         self.check()
         given = {name: getattr(self, name) for name in names} | {"stream": self.stream is not False}
         if self.format not in (None, ""):
@@ -147,7 +150,7 @@ class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True):
 
     A request without messages only loads or unloads the model.
 
-    tool_choice: as in OpenAI's API. Ollama's API has no such field.
+    tool_choice: as in OpenAI's API; Ollama's own API has no `tool_choice`.
     """
 
     messages: tuple[OllamaMessage, ...] = ()
@@ -331,7 +334,10 @@ class OllamaReply:
         return encode(self._body(part, costs)) + b"\n"
 
     def _body(self, part: Said, costs: Fields | None = None) -> Fields:
-        """Return one object of the answer. costs: fields that only the last object has; None: this is not the last."""
+        """Return one object of the answer.
+
+        costs: fields that only the last object has; None: this object is not the last.
+        """
         said: Fields = {"content" if self._has_message else "response": part.get("content", "")}
         said |= {name: part[name] for name in ("thinking", "tool_calls") if part.get(name)}
         body: Fields = {"model": self.envelope.model, "created_at": written()}

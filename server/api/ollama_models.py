@@ -34,7 +34,7 @@ FOR_EVER = 100 * 365 * 86400.0  # seconds, in answers about a model that is neve
 class ModelName(Struct, frozen=True, kw_only=True):
     """`POST /api/show` and `/api/pull`.
 
-    model, name: the name of a model, in one of the two fields. The other fields have no effect.
+    model, name: the name of a model, in one of the two fields. All fields except `model` and `name` have no effect.
     """
 
     model: str = ""
@@ -99,7 +99,7 @@ def _unread(request: Request, name: str) -> ModelEntry | None:
 
 
 def check_model(request: Request, name: str | None, wanted: Model, act: str) -> str:
-    """Return `name`. Raises RequestError if this is the name of another model than `wanted`.
+    """Return `name`. Raises RequestError if `name` names a model other than `wanted`.
 
     act: what the request does with the model (chat, generate or embed), for the error.
     """
@@ -174,7 +174,7 @@ async def tags(request: Request) -> Response:
 async def _listed_unread(request: Request, entry: ModelEntry) -> Fields:
     """Return a model that has not been loaded, as Ollama lists it.
 
-    Its details come from the metadata in its file. If the file cannot be read, the details are missing.
+    The model's details come from the metadata in its file. If the file cannot be read, the details are missing.
     """
     head = await request.app.state.app.models.look(entry, partial(_described_unread, entry))
     if not head.problem:
@@ -258,7 +258,7 @@ async def version(request: Request) -> Response:
 
 
 async def pull(request: Request, asked: ModelName) -> Response:
-    """Report success if the model is already served. For any other model, explain how this server gets models."""
+    """Report success if the model is already served. If the model is not served, explain how this server gets models."""
     name = asked.model or asked.name
     try:
         if _unread(request, name) is None:
@@ -280,7 +280,7 @@ def asks_whether_it_runs(request: Request) -> bool:
 
 
 async def greet(request: Request) -> Response:
-    """Tell Ollama's clients that the server runs. Other clients get status 404."""
+    """Tell Ollama's clients that the server runs. Any other client, such as a browser, gets status 404."""
     if not asks_whether_it_runs(request):
         raise no_route(request.scope["path"])
     return PlainTextResponse("Ollama is running")

@@ -37,8 +37,8 @@ class Probabilities:
     empty. If a stop string begins in a token, the token's text ends before the stop string.
 
     piece: returns the bytes of a token.
-    after: if true, the probabilities that the tokens have after the samplers are written. Otherwise, the logarithms of the
-        model's own probabilities are written.
+    after: if true, write the probability of each token after the samplers; if false, write the logarithm of the
+        probability that the model itself gives.
     num_prompt: the number of the prompt's tokens, if the choice starts with its prompt; else 0.
     spelling: like `piece`, but for control tokens in the prompt.
     """
@@ -56,7 +56,7 @@ class Probabilities:
         return [entry for _, entry in self._with_texts(delta)]
 
     def _with_texts(self, delta: Delta) -> list[tuple[str, Raw]]:
-        """Return the next tokens. For each token, return its part of the text, and its object as JSON."""
+        """Return, for each of the next tokens, its part of the text, and its object as JSON."""
         last = len(delta.logprobs) - 1 if delta.is_last else -1
         return [
             self._entry(logprobs, final=at == last, kept=delta.kept if at == last else None)
@@ -111,7 +111,7 @@ class Probabilities:
         }
 
     def _top(self, logprobs: Logprobs) -> Fields:
-        """Return the logprobs of the most probable tokens. The keys are the texts of these tokens.
+        """Return the logprobs of the most probable tokens, by the text of each token.
 
         If several tokens have the same text, the text gets the highest logprob.
         """
@@ -148,7 +148,7 @@ class ResponseMeta:
     prompt_text: returns the text of a computed prompt.
     abandon: ends an open generation.
     disconnect: ends an open generation, unless the request wants it to go on without its client.
-    keep: stores the whole answer (JSON), if the API stores answers. It is called in the event loop.
+    keep: stores the whole answer (JSON), if the API stores answers; called in the event loop.
     media_type: the type of a stream.
     """
 

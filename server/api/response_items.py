@@ -47,8 +47,9 @@ class TakenItems:
 def take_items(items: Sequence[JsonValue]) -> TakenItems:
     """Return the messages made from items. Raises RequestError if the question is not text.
 
-    The question is the last item that is not null, if this item is a message of the user. In later requests this item is
-    a part of the history. It then makes the same message again, so that the prompts have a common prefix.
+    The question is the last item that is not null, if this item is a message of the user. In later requests, the question
+    is a part of the history. A question in the history must become the same message as before, so that the prompts have a
+    common prefix.
     """
     reader = _ItemReader()
     last = next((at for at in reversed(range(len(items))) if items[at] is not None), None)
@@ -58,7 +59,7 @@ def take_items(items: Sequence[JsonValue]) -> TakenItems:
 
 
 class _ItemReader:
-    """Reads items into messages. left_out: as in `TakenItems`."""
+    """Reads items into messages. left_out: the number of left-out items, by type."""
 
     def __init__(self) -> None:
         self.messages: ChatMessages = []
@@ -176,7 +177,7 @@ def _check_question(item: Item, where: str) -> None:
 
 
 def _content(content: JsonValue) -> JsonValue:
-    """Return the content of a message in the form of a chat. If it is a single part with text, return the text."""
+    """Return the content of a message in the form of a chat. If the content is a single part with text, return the text."""
     part = content[0] if isinstance(content, list) and len(content) == 1 else content
     if isinstance(part, dict) and isinstance(part.get("type"), str) and MARKS.isdisjoint(part):
         read = read_part(part)
@@ -207,7 +208,8 @@ def items_of(
 ) -> list[dict[str, JsonValue]]:
     """Return the items for messages.
 
-    suffix: the part of the items' ids before their number. called: as in `ResponseTools`.
+    suffix: the part of the items' ids before their number. called: by the function's name in the chat, the tools whose
+    calls differ from calls of functions.
     """
     items: list[dict[str, JsonValue]] = []
     customs: set[str] = set()  # ids of the calls with a free text
@@ -221,7 +223,8 @@ def items_of(
 def _items(message: Item, called: Mapping[str, CalledTool], customs: set[str]) -> list[dict[str, JsonValue]]:
     """Return the items of a message.
 
-    customs: the ids of the earlier calls with free text. If the message has such calls, their ids are added to the set.
+    customs: the ids of the earlier calls with free text. The ids of this message's calls with free text are added to
+        `customs`.
     """
     role, content = message.get("role"), message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}] if content else []

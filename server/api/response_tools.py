@@ -56,12 +56,12 @@ def function_name(name: str, namespace: str | None) -> str:
 class ResponseTools:
     """The tools of a request.
 
-    functions: the functions for the chat. None if the request has no field for tools.
-    called: the tools that are in a namespace or take free text, so that their calls differ from calls of functions. The
-        keys are the names of the functions in the chat.
+    functions: the functions for the chat; None: the request has no field for tools.
+    called: by the function's name in the chat, the tools whose calls differ from calls of functions: tools in a namespace,
+        and tools that take free text.
     hosted: the types of the tools that were left out, because only OpenAI runs them.
-    unconstrained: the tools whose free text should fit a grammar. The grammar is not enforced: it only becomes a part of
-        the tool's description.
+    unconstrained: the tools whose free text should fit a grammar. A tool's grammar is not enforced: it only becomes a part
+        of the tool's description.
     """
 
     functions: list[dict[str, JsonValue]] | None = None
@@ -168,8 +168,8 @@ _WHOLE = re.compile(  # whole characters and whole escapes; a surrogate pair is 
 class FreeText:
     """Reads the free text of one call while the call's arguments arrive.
 
-    The arguments should be a JSON object that starts with the field `input`, which has the text. If they have another
-    form, `push` returns nothing, and `finish` returns the result of `free_text`.
+    The arguments should be a JSON object that starts with the field `input`, which has the text. If the arguments have
+    another form, `push` returns nothing, and `finish` returns the result of `free_text`.
     """
 
     def __init__(self) -> None:
@@ -205,8 +205,7 @@ class FreeText:
 def free_text(arguments: str) -> str:
     """Return the free text in the complete arguments of a call.
 
-    If the arguments are a JSON object whose only value is a text, return this text. Otherwise return the arguments
-    unchanged.
+    If the arguments are a JSON object whose only value is a text, return this text. Return any other arguments unchanged.
     """
     try:
         given = decode_json(arguments)

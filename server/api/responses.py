@@ -304,7 +304,7 @@ class Output:
     suffix: the part of the items' ids before their number.
     summarises: whether reasoning is sent as summaries.
     seals: whether reasoning is also sent as a sealed copy.
-    called: as in `ResponseTools`.
+    called: by the function's name in the chat, the tools whose calls differ from calls of functions.
     """
 
     def __init__(
@@ -481,8 +481,8 @@ class CompactionReply(ResponsesReply):
 
     kept: the messages that precede the summary in the body of `/v1/responses/compact`; None for `/v1/responses`, whose
         body has only the summary.
-    num_documents: the number of documents in the stored messages among `kept`. The body has the texts of these messages,
-        but not their documents.
+    num_documents: the number of documents in the stored messages among `kept`. The body has the texts of the kept
+        messages, but not these documents.
     """
 
     kept: Sequence[Fields] | None = None
@@ -512,7 +512,7 @@ def opening(request: Request, asked: ResponseRequest) -> ReplyFormat | None:
 
 
 def _output(asked: ResponseRequest, id: str, called: Mapping[str, CalledTool] | None = None) -> Output | CompactionOutput:
-    """Return an output without items, for the response with this id. called: as in `ResponseTools`."""
+    """Return an output without items, for the response with this id. called: see `Output`."""
     suffix = id.removeprefix("resp_")
     if asked.compacts:
         return CompactionOutput(suffix)
@@ -540,7 +540,7 @@ async def _submitted(request: Request, asked: ResponseRequest) -> tuple[Response
 async def compact(request: Request, asked: CompactRequest) -> ReplyFormat:
     """Shorten a history: keep its user and system messages, and summarise it.
 
-    Later requests send these messages and the summary instead of the history.
+    Later requests send the kept messages and the summary instead of the whole history.
     """
     if asked.stream:
         wrong = f"stream: this route does not stream; /v1/responses streams a compaction if its input ends with a {TRIGGER}"
@@ -563,7 +563,7 @@ async def show(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Delete a stored response. Later responses keep its text in their history."""
+    """Delete a stored response. Responses that continue the deleted response keep its text in their history."""
     id, scope = request.path_params["id"], scope_of(request)
     service = answer_service_of(request, scope, id)
     if not service.conversations.forget_answer(scope, id):

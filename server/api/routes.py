@@ -57,10 +57,10 @@ class ApiRoute:
     paths: the paths of the route, separated by blanks.
     body: the struct of the requests' bodies.
     query: the schemas of the query parameters.
-    decodes: whether the handler gets the decoded body. If not, the handler reads the body itself, since only some
-        requests to this route have a body of this form.
+    decodes: whether the handler gets the decoded body. If `decodes` is false, the handler reads the body itself, since
+        only some requests to this route have a body of the form `body`.
     opening: makes the reply for a stream that begins before its model is loaded.
-    chooses: whether the body or `?model=` names the model that answers. False if the answer is not about one model.
+    chooses: whether the body or `?model=` names the model that answers; false: the answer is not about one model.
     """
 
     method: str

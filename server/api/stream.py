@@ -29,9 +29,9 @@ def early_of(request: Request) -> ReplyFormat | None:
 class EventStream(StreamingResponse):
     """Streams the events of generations. At the end or at a disconnect, `disconnect` is called for each generation.
 
-    reply: makes the events. If there is `later`, this reply has no generations and makes only pings.
-    later: waits until the model is loaded. It returns the reply that makes all further events, or a response that is
-        sent as it is.
+    reply: makes the events. If `later` is given, `reply` has no generations and makes only pings.
+    later: waits until the model is loaded, then returns the reply that makes all further events, or a response that is
+        sent as it is; None: the model is loaded already.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class EventStream(StreamingResponse):
                 generation.events.take_now = partial(self._write, shortcut, index)
 
     def _write(self, shortcut: Shortcut, index: int, delta: Delta) -> bool:
-        """Write a piece of text directly to the connection. Return whether it was written.
+        """Write a piece of text directly to the connection. Return whether the piece was written.
 
-        It is not written while a ping is being sent, or while the client reads too slowly.
+        While a ping is being sent, or while the client reads too slowly, no piece is written.
         """
         if self._pings.is_sending or not shortcut.is_open:
             return False
@@ -153,7 +153,7 @@ async def collect(
 ) -> list[WholeAnswer]:
     """Return the whole answers of all generations, in order. Raises the RequestError of a generation that fails.
 
-    abandon: as in `ResponseMeta`.
+    abandon: ends an open generation.
     """
     try:
         return [await _collect(generation, spell) for generation in generations]
@@ -208,8 +208,8 @@ async def _written(reply: ReplyFormat, events: AsyncIterator[tuple[int, Event]])
 class SsePing:
     """Passes a response's messages on, and sends a ping whenever `interval` seconds have passed without a message.
 
-    event: returns the ping. It should be an event rather than a comment: parsers drop comments, and a client that waits
-    for events would disconnect.
+    event: returns the ping. The ping should be an event rather than a comment: parsers drop comments, and a client that
+    waits for events would disconnect.
 
     A message does not restart the timer; `send` only records the time of the message. While a client reads nothing, at
     most one ping is queued for it.
@@ -259,6 +259,6 @@ class SsePing:
 
 
 def _look_at(ping: asyncio.Future[None]) -> None:
-    """Ignore the error of a ping to a disconnected client. The stream itself detects the disconnect."""
+    """Ignore the error of a ping to a disconnected client. The disconnect itself is detected by the stream."""
     if not ping.cancelled():
         ping.exception()

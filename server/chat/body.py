@@ -239,7 +239,7 @@ class Options(GrammarOptions, Struct, frozen=True):
         self.check_sampling()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each part of the request that is ignored, even with --strict. Raises RequestError."""
+        """Yield a warning for each part of the request that even --strict only ignores. Raises RequestError."""
         yield from ()
 
     def unused(self) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ class Options(GrammarOptions, Struct, frozen=True):
     def of_documents(self) -> tuple[str, ...]:
         """Return a warning for each field about documents that the request sets.
 
-        This is for routes whose prompts have no documents.
+        This method is for routes whose prompts have no documents.
         """
         given = (name for name in OF_DOCUMENTS if getattr(self, name) not in (None, 0))
         return tuple(f"{name} is no field of this route; it has no effect" for name in given)
@@ -388,8 +388,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def check_outliving(self, stores: bool) -> None:
         """Raise RequestError if the request is to be finished without its client, but its answer cannot be fetched later.
 
-        An answer can be fetched later if it is a stream with one choice and will be stored. stores: whether it will be
-        stored.
+        An answer can be fetched later if it is a stream with one choice and will be stored. stores: whether the answer
+        will be stored.
         """
         if self.outlives_client and not (stores and self.stream and (self.n or 1) == 1):
             wrong = "on_disconnect is finish: expected a stream with one choice whose answer is stored with its conversation"
@@ -404,8 +404,8 @@ class ChatRequest(OpenAIFields, frozen=True, kw_only=True):
     def shows_prefilled(self) -> bool:
         """Whether the answer repeats the start that the request gave it.
 
-        The field `echo` decides. Without `echo`, the answer repeats its start as in llama-server: always, except in a
-        stream with `continue_final_message`.
+        The field `echo` decides. If the request has no `echo`, the answer repeats its start, except in a stream with
+        `continue_final_message`, as in llama-server.
         """
         return not (self.stream and self.continue_final_message) if self.echo is None else self.echo
 
@@ -495,7 +495,10 @@ class TextRequest(CompletionRequest, frozen=True, kw_only=True):
 
 
 def check_scope(scope: str, where: str) -> None:
-    """Raise RequestError if a scope contains a NUL character or is longer than `MAX_NAME`. where: the name of its field."""
+    """Raise RequestError if a scope contains a NUL character or is longer than `MAX_NAME`.
+
+    where: the name of the scope's field.
+    """
     if SEPARATOR in scope:
         raise RequestError(f"{where} has a NUL: expected a name", param=where)
     if len(scope) > MAX_NAME:
@@ -506,7 +509,7 @@ def check_scope(scope: str, where: str) -> None:
 
 
 class OtherFile(Struct, frozen=True):
-    """Another file of the same project."""
+    """A file of the project, other than the file with the gap."""
 
     text: str
     filename: str = "tmp"
@@ -594,8 +597,8 @@ class TextConfig(Struct, frozen=True):
 class ResponseChat(ChatRequest, frozen=True, kw_only=True):
     """The chat of a `POST /v1/responses`.
 
-    messages: the new messages, without those of earlier turns. instructions: the instructions, which apply to this turn
-    only.
+    messages: the new messages, without the messages of earlier turns. instructions: the instructions, which apply to this
+    turn only.
     """
 
     instructions: str | None = None

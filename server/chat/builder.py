@@ -54,7 +54,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
     """Check a request's messages, and return the documents of each message, by the message's index. Raises RequestError.
 
     A message has its documents in its field `documents`. The request's own `documents` belong to the last message of a
-    user. auto: whether a tool message whose content is a list of documents has these documents, too.
+    user. auto: whether a tool message whose content is a list of documents has the documents of this list.
     """
     if not request.messages:
         raise RequestError("messages is empty: expected at least one", param="messages")
@@ -68,7 +68,7 @@ def parse_documents_of(request: ChatRequest, auto: bool = False) -> dict[int, tu
 
 
 def check_attention(request: ChatRequest, *, separates: bool) -> None:
-    """Raise RequestError if the request reorders documents that are read separately, since these keep retrieval order.
+    """Raise RequestError if the request reorders documents that are read separately and must keep retrieval order.
 
     separates: whether the documents are read separately.
     """
@@ -123,7 +123,7 @@ class Answers:
     def of(self, request: ChatRequest, use: AllowedTools, pieces: Sequence[TextPiece]) -> AnswerFormat:
         """Return the form of a request's answers. Raises RequestError.
 
-        pieces: the prompt. Its end shows whether the answer starts inside its reasoning.
+        pieces: the prompt, whose end shows whether the answer starts inside its reasoning.
         """
         asked = request.asked_reasoning
         reader = partial(
@@ -171,10 +171,11 @@ class Answers:
         return GrammarSpec("tools" if given is None else given.field, source)
 
     def closing(self, request: ChatRequest, pieces: Sequence[TextPiece]) -> list[TextPiece]:
-        """Return the pieces that end the reasoning which the prompt opens. If it opens none, return no pieces.
+        """Return the pieces that end the reasoning which the prompt opens.
 
-        If the answer may reason, return no pieces either. It must not reason if the limit of its reasoning is 0 tokens.
-        Nor must it if the client sent its own grammar, since the reasoning would have to fit this grammar, too.
+        Return no pieces if the prompt opens no reasoning, or if the answer may reason. An answer must not reason if the
+        limit of its reasoning is 0 tokens. If the client sent its own grammar, the answer must not reason either, since
+        the reasoning would have to fit this grammar, too.
         """
         reasoning, (most, message) = self.format.reasoning(_opening(pieces)), self._budget(request)
         if not reasoning or not reasoning[2] or (most and not self._has_own_grammar(request)):
@@ -205,7 +206,7 @@ class Answers:
         )
 
     def _has_own_grammar(self, request: ChatRequest) -> bool:
-        """Return whether the client sent a grammar that is not a schema. The whole answer must fit such a grammar."""
+        """Return whether the client sent a grammar that is not a schema, so that the whole answer must fit it."""
         given = request.grammar_spec() if request.is_constrained else None
         return given is not None and given.source.kind != "json_schema"
 
@@ -217,7 +218,7 @@ class Answers:
 
 
 def _opening(pieces: Sequence[TextPiece]) -> str:
-    """Return the end of a prompt: the last piece of the template's own text, and all pieces after it."""
+    """Return the text that opens the answer: the last piece of the template's own text, and all pieces after it."""
     last = next((at for at in reversed(range(len(pieces))) if pieces[at].message is None and not pieces[at].is_plain), 0)
     return "".join(piece.text for piece in pieces[last:])
 
@@ -338,7 +339,7 @@ class PromptBuilder:
     def _cut_chat(
         self, request: ChatRequest, ref: ConversationRef | None, *, cut: Cut, open_turn: bool, breakpoints: Breakpoints
     ) -> ChatHistory:
-        """Build the prompt of a chat. Raises RequestError; it is a _LeftOut if the template drops documents.
+        """Build the prompt of a chat. Raises RequestError, and its subclass _LeftOut if the template drops documents.
 
         cut: finds lists of documents in the texts of messages, and cuts them out.
         """
@@ -360,8 +361,8 @@ class PromptBuilder:
     def ahead(self, request: ChatRequest, entries: Sequence[HistoryMessage]) -> ChatPrompt | None:
         """Build the part of the next turn's prompt that is known before the user sends the next message.
 
-        entries: the whole history. Return None if this part cannot be built, or if the template does not show where the
-        user's next message would begin.
+        entries: the whole history. Return None if the template refuses the messages, if a prompt with them is refused, or
+        if the template does not show where the user's next message would begin.
         """
         messages = [*(entry.message for entry in entries), NEXT_TURN]
         try:
@@ -451,7 +452,8 @@ class PromptBuilder:
         """Return the messages for the prompt, and the changes of instructions that the prompt states.
 
         With `volatile: move`, the prompt has the instructions of the session's first request, and states how this
-        request's instructions differ from them. Otherwise, the messages stay as they are.
+        request's instructions differ from them. The messages stay as they are if `volatile` is not `move`, if the request
+        names no session or scope, or if it may not be cached.
         """
         moves = (request.volatile or self._settings.volatile) == "move"
         if not (moves and request.is_named and request.caches(self._settings.cache_prompt)):
@@ -465,7 +467,10 @@ class PromptBuilder:
         return (request.documents_attention or self._settings.documents_attention) == "separate"
 
     def _fitting(self, parts: Sequence[Fixed | DocumentSet], request: ChatRequest) -> ChatPrompt:
-        """Make a prompt of these parts. If it would be too long, leave out the lines that state the retrieval order."""
+        """Make a prompt of these parts.
+
+        If the prompt would be too long, leave out the lines that state the retrieval order.
+        """
         if self.separates(request):
             return SeparatePrompt(parts)
         prompt = ChatPrompt(parts)
@@ -519,7 +524,8 @@ class PromptBuilder:
     def _document_sets(self, history: History, options: Options, length: PromptLength) -> dict[int, DocumentSet]:
         """Return the set of documents of each message, by the message's index.
 
-        Messages in `history.documents` get a new set. Other messages keep the set that they had in an earlier prompt.
+        A message whose documents are in `history.documents` gets a new set. Any other message keeps the set that it had in
+        an earlier prompt.
         """
         sets = {at: entry.shown for at, entry in enumerate(history.kept) if entry.shown}
         shown_before: set[str] | None = None
@@ -545,11 +551,11 @@ class PromptBuilder:
     ) -> DocumentSet:
         """Tokenise documents, and make a set of them.
 
-        shown_before: the keys of the documents that earlier turns show. Such documents are left out, as in RAGBoost,
-        and the keys of the other documents are added to `shown_before`. None: no document is left out. pasted: the list in
-        the message's text from which the documents were cut; None: they come from a field. A line of the prompt refers
-        to documents by their ids. So if the texts of the list's documents do not show their ids, no document is left
-        out, and no line states the order.
+        shown_before: the keys of the documents that earlier turns show; None: no document is left out. A document that an
+        earlier turn shows is left out, as in RAGBoost. The keys of the other documents are added to `shown_before`.
+        pasted: the list in the message's text from which the documents were cut; None: they come from a field. If the
+        texts of the pasted documents do not show their ids, no document is left out, and no line states the order, since a
+        line of the prompt refers to documents by their ids.
         """
         hint = self._settings.order_hint if options.order_hint is None else options.order_hint
         if pasted is not None and not pasted.is_named:
@@ -597,7 +603,7 @@ def _entries(history: History, sets: Mapping[int, DocumentSet]) -> list[HistoryM
 def _cut_instructions(history: History, cut: Cut) -> tuple[History, tuple[TextList, ...]]:
     """Cut the list of documents out of a response's instructions. Return the changed history, and a report on the list.
 
-    The instructions are not among the request's messages, so the first call of `cut` did not see them.
+    The first call of `cut` did not see the instructions, since they are not among the request's messages.
     """
     if not (history.kept and history.kept[0].one_turn):
         return history, ()
@@ -639,7 +645,10 @@ def _with_citations(chat: ChatHistory, trails: Sequence[bytes], request: ChatReq
 
 
 def _begins(pieces: Sequence[TextPiece]) -> bool:
-    """Return whether the prompt starts with the template's own text, which contains BOS or gets it when tokenised."""
+    """Return whether the prompt starts with the template's own text.
+
+    The template's own text contains BOS, or gets BOS when it is tokenised.
+    """
     return bool(pieces) and pieces[0].message is None and not pieces[0].is_plain
 
 

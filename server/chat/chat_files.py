@@ -76,7 +76,7 @@ class ChatFiles:
     def write(self, name: str, make: Make) -> None:
         """Queue a file to be written. Any thread may call this.
 
-        make: returns the content. The writing thread calls it.
+        make: returns the content; called by the writing thread.
         """
         self.change({name: make})
 
@@ -87,14 +87,14 @@ class ChatFiles:
     def change(self, makes: Mapping[str, Make | None]) -> None:
         """Queue changes of files. Any thread may call this.
 
-        makes: by the file's name, a function that returns the new content; None: delete the file.
+        makes: by the file's name, a function that returns the new content, or None to delete the file.
         """
         with self._changed:
             self._waiting |= makes
             self._changed.notify_all()
 
     def settle(self, seconds: float = 10.0) -> bool:
-        """Wait until all queued changes are done, for at most `seconds`. Return whether they are done.
+        """Wait until all queued changes are done, for at most `seconds`. Return whether all changes are done.
 
         Do not call it in the event loop's thread, since it blocks.
         """
@@ -132,7 +132,7 @@ class ChatFiles:
     def _newest_first(self, suffix: str, max_bytes: int) -> list[tuple[Path, float]]:
         """Return the newest files whose names end with `suffix`, up to `max_bytes` in total, each with its time.
 
-        Delete older files, and each file that alone has more than `max_bytes`: the server writes no such file.
+        Delete older files. Also delete each file of more than `max_bytes`, since the server writes no file of this size.
         """
         files: list[tuple[Path, int, float]] = []
         for path in self.folder.glob(f"*{suffix}"):

@@ -31,8 +31,8 @@ class Fixed:
     label: where the tokens come from, in words.
     ends: whether a node of the prefix tree ends after the tokens.
     repeated: the names of earlier texts that these tokens refer to instead of repeating them.
-    pin: the seconds for which the prompt up to here is pinned, because a cache breakpoint follows the tokens; 0: the
-        breakpoint pins nothing; None: no breakpoint follows.
+    pin: if a cache breakpoint follows the tokens, the seconds for which it pins the prompt up to there; 0: the breakpoint
+        pins nothing; None: no breakpoint follows.
     is_question: whether a user wrote the text.
     """
 
@@ -50,19 +50,19 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentSet:
-    """The documents of one turn, in retrieval order. The rank of a document is its index in this order.
+    """The documents of one turn, in retrieval order. The rank of a document is its index in retrieval order.
 
     tokens: the tokens (int32) of each document.
     hint: tokenises the line that states the retrieval order; None: the prompt gets no such line.
     repeated: the ids of the documents that this turn leaves out because an earlier turn shows them.
     location: the tokens of a text that refers to the repeated documents.
     ranking: the ids of all documents in retrieval order, including the repeated ones; empty: no document is repeated.
-    order: the ranks in the order of the prompt, which later turns keep; None: the order is not chosen yet.
+    order: the documents' ranks, in the order of the prompt, which later turns keep; None: the order is not chosen yet.
     in_text: whether the documents stand at PLACE in the message's text; otherwise they stand before the text.
-    number_of: the id and the number of each document, repeated or not, that the client's program numbered.
+    number_of: the id and the number of each document that the client's program numbered, including repeated documents.
     best: the place of the most relevant document; `free`: any place.
-    best_price_ms: if 0, `best` alone decides. Otherwise the most relevant document stands at `best` (for `free`: at the
-        first place), unless another order saves more milliseconds than this.
+    best_price_ms: how many milliseconds another order must save to move the most relevant document away from `best` (for
+        `free`: from the first place). 0: the most relevant document always stands at `best`.
     """
 
     documents: tuple[Document, ...]
@@ -91,15 +91,15 @@ class DocumentSet:
 
     @property
     def num_tokens(self) -> int:
-        """The most tokens that the set can take in a prompt. After its order is chosen, this is the exact number."""
+        """The most tokens that the set can take in a prompt. Once the set's order is chosen, `num_tokens` is exact."""
         hints = self.longest_hint + len(self.location) if self.order is None else len(self.hint_tokens(self.order))
         return sum(map(len, self.tokens)) + hints
 
     def hint_tokens(self, order: Sequence[int]) -> np.ndarray:
         """Return the tokens (int32) that follow the documents if they stand in this order.
 
-        They state the retrieval order and refer to the repeated documents. They are empty if no document is moved or
-        repeated.
+        The tokens state the retrieval order and refer to the repeated documents. If no document is moved or repeated,
+        there are no tokens.
         """
         _, hint = self.hint_of(order)
         return np.concatenate([self.location, hint]) if len(hint) else self.location
@@ -108,8 +108,8 @@ class DocumentSet:
         """Return the line that states the retrieval order, and its tokens; both are empty if no document is moved.
 
         The line also ranks repeated documents, since the most relevant document may be one of them. If the line has more
-        tokens than `longest_hint`, both results are empty, because the prompt has no room for it. That is possible only
-        with an unusual vocabulary, in which a line with fewer documents has more tokens.
+        tokens than `longest_hint`, both results are empty, because the prompt has no room for it. The line can have more
+        tokens than `longest_hint` only with an unusual vocabulary, in which a line with fewer documents has more tokens.
         """
         if self.hint is None or _in_rank(order):
             return "", NO_TOKENS
@@ -132,9 +132,9 @@ class DocumentSet:
         return self if self.order is not None else replace(self, hint=None, longest_hint=0)
 
     def _longest_hint(self) -> int:
-        """Count the tokens of the line that states the retrieval order of reversed documents; 0: there is no line.
+        """Count the tokens of the longest line that may state the retrieval order; 0: there is no line.
 
-        No other order leads to a line that names more documents.
+        This is the line for documents in reverse order: the line for any other order names at most as many documents.
         """
         is_still = self.policy == "retrieval" and self.best != "last"
         if self.hint is None or is_still or len(self.documents) < 2:
@@ -142,7 +142,7 @@ class DocumentSet:
         return len(self.hint(self._ranked(range(len(self.documents))[::-1])))
 
     def _ranked(self, order: Sequence[int]) -> str:
-        """Return the line that states the retrieval order. order: the ranks in the order of the prompt."""
+        """Return the line that states the retrieval order. order: the documents' ranks, in the order of the prompt."""
         ids = [document.id for document in self.documents]
         return rank_hint([ids[at] for at in order], self.ranking or ids)
 
@@ -160,13 +160,13 @@ Part = Fixed | DocumentSet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlace:
-    """A place in the prefix tree that a prompt reaches after some documents of a set: a path of cached documents.
+    """A path of cached documents: the place in the prefix tree that a prompt reaches after some documents of a set.
 
     node: the end of the path.
     rank: the rank of the last document on the path.
     before: the path without its last document; None: this path is empty.
-    gap: the number of tokens at the end of the path that a prompt reuses only if it also reuses tokens after them; 0: a
-        prompt may continue at the end of the path.
+    gap: the number of tokens at the end of the path that are reused only together with tokens after the path; 0: a prompt
+        may continue at the end of the path.
     """
 
     node: Run
@@ -213,8 +213,8 @@ class CachedPrompt:
     def beyond(self, index: int, place: CachedPlace) -> int:
         """Count the reusable tokens after the last document of the set at `index`: its hint, the next text, and later sets.
 
-        place: the place after this document. The gap of `place` is added if any token after the document is reusable;
-        otherwise the result is 0.
+        place: the place after the set's last document. If a token after `place` is reusable, the gap of `place` is added
+        to the count. If no token after `place` is reusable, the result is 0.
         """
         (node, length), following = self._end(index, place), self._next_set[index]
         worth = 0 if node is None or following is None else self._worth.get((following, node), 0)
@@ -225,8 +225,9 @@ class CachedPrompt:
     def end(self, index: int, node: Run, order: Sequence[int]) -> tuple[Run | None, int]:
         """Return the node before the next set, and the number of reusable tokens between the two sets' documents.
 
-        These tokens are the hint of the set at `index` and the fixed text after it. If the tree lacks some of them, the
-        returned node is None. node: the end of the set's last document. order: the order of the set.
+        The tokens between the documents are the hint of the set at `index` and the fixed text after it. If the tree lacks
+        some of these tokens, the returned node is None. node: the end of the set's last document. order: the order of the
+        set.
         """
         if (end := self._ends.get((index, node))) is None:
             run = np.concatenate([self._set(index).hint_tokens(order), self._text(index)])
@@ -250,7 +251,10 @@ class CachedPrompt:
                 self._settle(index, origin)
 
     def _settle(self, index: int, origin: Run) -> None:
-        """Choose and store the order of a set after `origin`. The orders of all later sets must be stored already."""
+        """Choose and store the order of the set at `index`, for a prompt that reaches it at `origin`.
+
+        The orders of all later sets must be stored already.
+        """
         part = self._set(index)
         found = self._found[index, origin] = self._arrange(index, origin, ())
         worth = found.reused_tokens
@@ -283,8 +287,8 @@ class CachedPrompt:
     def _pays(self, price_ms: float, node: Run | None, in_place: float, free: float) -> bool:
         """Return whether moving the most relevant document out of its place saves more than `price_ms`.
 
-        in_place: how many tokens after `node` are reused if this document stays in its place. free: how many are reused
-        in the best order of all.
+        in_place: how many tokens after `node` are reused if the most relevant document stays in its place. free: how many
+        tokens after `node` are reused in the best of all orders.
         """
         if node is None or free <= in_place:
             return False
@@ -316,10 +320,12 @@ class CachedPrompt:
 
 
 class CachedDocuments:
-    """The cached documents of one set after a node, as an `ordering.Index` whose positions are `CachedPlace`s.
+    """An `ordering.Index` of the documents of one set that are cached after a node.
 
-    A document counts as cached even if a running request has yet to compute it: the prompt then waits, and shares its
-    KV.
+    The positions of this index are `CachedPlace`s.
+
+    A document that a running request has yet to compute counts as cached: the prompt waits for the document's KV and
+    shares it.
     """
 
     def __init__(self, prompt: CachedPrompt, index: int, origin: Run | None) -> None:
@@ -397,7 +403,7 @@ class ChatPrompt:
         return layout.build(self._cached_in_rank(tree, scope) if has_moved else None)
 
     def _cached_in_rank(self, tree: PrefixIndex, scope: Scope) -> int:
-        """Count the tokens that the prompt would reuse if the sets without a chosen order stood in retrieval order."""
+        """Count the tokens that the prompt would reuse if each set without a chosen order were in retrieval order."""
         if (root := tree.roots.get(scope)) is None:
             return 0
         tokens = np.concatenate([NO_TOKENS, *(run for part in self.parts for run in _runs(part))])
@@ -406,8 +412,8 @@ class ChatPrompt:
     def _sharing(self, waiting: Collection[Prompt], index: int) -> list[frozenset[str]]:
         """Return the document keys of each waiting prompt that could share the order of the set at `index`.
 
-        Such a prompt has the same tokens up to this set. Only the first set without an order can be shared, because the
-        order of this set decides which tokens stand before later sets.
+        A waiting prompt could share the order if it has the same tokens before the set. Only the order of the first set
+        without a chosen order can be shared, because it decides which tokens stand before the later sets.
         """
         if index != self._first_free:
             return []
@@ -418,8 +424,8 @@ class ChatPrompt:
 class SeparatePrompt(ChatPrompt):
     """A prompt whose documents are read separately: each as if it directly followed the text before the first document.
 
-    The order does not affect reuse. So the documents keep retrieval order, or the order that they had in an earlier
-    turn.
+    The order of the documents does not affect the reuse of KV. The documents therefore keep retrieval order, or the order
+    that they had in an earlier turn.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -454,14 +460,14 @@ def _kept_in_rank(documents: DocumentSet) -> DocumentSet:
 
 
 def _follow(tree: PrefixIndex, node: Run, runs: Sequence[np.ndarray]) -> Run | None:
-    """Return the node at the end of these tokens, which start after `node`; None: no node ends exactly there."""
+    """Follow tokens from `node`. Return the node that ends exactly after the last token; None: there is no such node."""
     if not runs:
         return node
     return tree.match_from(node, np.concatenate(runs)).exact_end
 
 
 def _runs(part: Part) -> Iterator[np.ndarray]:
-    """Yield the tokens of a part: those of a text, or of the documents and the hint of a set.
+    """Yield the tokens of a part: of a text, or of a set's documents and its hint.
 
     A set without a chosen order is in retrieval order.
     """
@@ -490,7 +496,10 @@ class _LayoutBuilder:
         self.hint = ""
 
     def add_text(self, part: Fixed) -> None:
-        """Add a text in a fixed place. Note where its breakpoint is, and where the first question starts."""
+        """Add a text in a fixed place.
+
+        Note where the text's breakpoint is, and where the prompt's first question starts.
+        """
         if part.is_question and self._opening is None:
             self._opening = self._length
         if part.pin is not None:

@@ -35,8 +35,8 @@ class Citations:
     """For each document's id, the number that the client's program gave to the document.
 
     trail: a digest of the chat before the answer, without instructions; empty: an answer that comes back keeps its
-    numbers. owed: the last characters of the text that the answer continues, if they are the start of an id. The client has
-    not received these characters.
+    numbers. owed: the characters of an incomplete id at the end of the text that the answer continues. The client has not
+    received the owed characters.
     """
 
     number_of: Mapping[str, str]
@@ -50,7 +50,7 @@ class Citations:
 
     @classmethod
     def of(cls, sets: Sequence[DocumentSet], trail: bytes) -> Citations:
-        """Return the citations of sets of documents. sets: in the order of their turns.
+        """Return the citations of sets of documents. sets: the sets, in the order of their turns.
 
         If two documents have the same number, the client reads the number for the later document and the id for the
         earlier one.
@@ -66,17 +66,18 @@ class Citations:
     def owing(self, written: str, sent: str) -> Citations:
         """Return the citations for an answer that continues the last message.
 
-        written: this message in the prompt, with ids. sent: this message as the client sent it, with numbers.
+        written: the last message as it is in the prompt, with ids. sent: the last message as the client sent it, with
+        numbers.
         """
         text = NumberedText(self)
         shown, part = text.push(written), text.pending
         return self if not part or text.finish(is_cut=True) or shown != sent else replace(self, owed=part)
 
     def read(self, make: Callable[[], AnswerReader], owed: str = "") -> Callable[[], AnswerReader]:
-        """Return a function that makes readers of an answer with numbers in place of ids.
+        """Return a function that makes readers of an answer. The readers replace ids by numbers.
 
-        make: makes readers of the text that the model generates. owed: see `Citations`; the answer's text starts with
-        it.
+        make: makes readers of the text that the model generates. owed: the characters with which the answer's text starts
+        (see `Citations`).
         """
         return lambda: _NumberedReader(make(), self, owed)
 
@@ -114,14 +115,14 @@ class NumberedText:
     def _shown(self, text: str) -> str:
         """Return new text with numbers in place of ids.
 
-        text: `self._before`, then the new text. The result does not have the character in `self._before`.
+        text: the last character before the new text (`self._before`), then the new text. The result is only the new text.
         """
         num_before, self._before = len(self._before), "_" if WORD_AT_END.search(text[-1:]) else text[-1:]
         return self._citations.shown(text)[num_before:]
 
 
 class _NumberedReader:
-    """Reads an answer with numbers in place of ids: in its content, its reasoning and the arguments of its calls."""
+    """Reads an answer, and replaces ids by numbers in its content, its reasoning and the arguments of its calls."""
 
     def __init__(self, reader: AnswerReader, citations: Citations, owed: str) -> None:
         self._reader, self._citations = reader, citations
@@ -147,7 +148,7 @@ class _NumberedReader:
         return [*shown, replace(fragment, text=text)] if text else shown
 
     def _end(self, is_cut: bool = False) -> list[Fragment]:
-        """End the current text, and return a fragment with its pending end; nothing if nothing is pending."""
+        """End the current text. If the end of this text is pending, return a fragment with the pending end."""
         last, text = self._last, self._text.finish(is_cut)
         self._text, self._last = NumberedText(self._citations), None
         return [replace(last, text=text)] if text and last is not None and not isinstance(last, CallStart) else []
@@ -175,11 +176,12 @@ WRITTEN = msgspec.msgpack.Decoder(_Written)
 class CitedAnswers:
     """Answers as the model wrote them, with ids, so that they can be restored when clients send them back. Thread-safe.
 
-    The key of an answer is its text as the client read it, together with all questions and answers before it: a number
-    means a document only within its chat. Instructions are not a part of the key, because the lists of documents in them
-    come and go. If two answers have the same key but different ids, neither is restored, and the numbers stay.
+    The key of an answer is its text as the client read it, together with all questions and answers before it. A number
+    means a document only within one chat. Instructions are not a part of an answer's key, because the lists of documents
+    in instructions come and go. If two answers have the same key but different ids, neither is restored, and the numbers
+    stay.
 
-    max_bytes: the most bytes of all answers. If there are more, the least recently used answers are dropped.
+    max_bytes: the most bytes of all answers. If the answers have more bytes, the least recently used ones are dropped.
     """
 
     def __init__(self, max_bytes: int = 8 << 20) -> None:
@@ -231,7 +233,7 @@ class CitedAnswers:
 def _key(trail: bytes, message: Message) -> bytes:
     """Return a digest of a message's role, text and calls, and of the chat before the message.
 
-    trail: a digest of this chat.
+    trail: the digest of the chat before the message.
     """
     content = message.get("content")
     said = answer_key({**message, "content": text_of(content) or content})

@@ -1,9 +1,9 @@
 """Histories that clients shorten: learn how a client shortens its history, and predict its next request.
 
-To shorten its history, a client asks the model for a summary of all messages. Then it starts a new history with a
-message in which the summary stands between words of the client. The server learns these words from the first such
-history. When the client later asks the same question for a summary, the server predicts the start of the next
-history before the client sends it.
+To shorten its history, a client asks the model for a summary of all messages. The client then starts a new history, in
+which one message has the summary between words of the client. From the first new history, the server learns the words
+around the summary. When the client asks for a summary with the same question again, the server predicts how the next new
+history starts, before the client sends it.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Compaction:
     def note(self, options: bytes, entries: Sequence[HistoryMessage]) -> ChatRequest | None:
         """Learn from an answered chat. If its answer is a summary, return the likely next request of the client.
 
-        The next request can be predicted only if this server wrote the question for the summary, or if the client has
-        shortened a history with the same question before. Otherwise, return None. options: the request's fields without
-        messages, as JSON. entries: the chat's messages and the answer.
+        The next request can be predicted only in two cases: this server wrote the question for the summary, or the client
+        has shortened a history with the same question before. Otherwise, return None. options: the request's fields
+        without messages, as JSON. entries: the chat's messages and the answer.
         """
         *asked, answer = entries
         self.kept = self.kept.learnt(entries)
@@ -106,7 +106,7 @@ class Compaction:
         return known.chat(texts[known.place])
 
     def _find(self, options: bytes, asked: Sequence[HistoryMessage]) -> Shortened | None:
-        """Return the start of a chat that begins with an earlier answer as its summary; None: it does not.
+        """Return the start of a chat that begins with an earlier answer as its summary; None: the chat begins differently.
 
         The summary must be in the first message after the instructions.
         """

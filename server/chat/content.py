@@ -1,4 +1,4 @@
-"""Converts a client's chat to this server's form: unreadable parts, images, old forms of calls, cache breakpoints."""
+"""Converts a client's chat to this server's form: unreadable parts, images, old forms of calls and cache breakpoints."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def take(request: ChatRequest, takes_documents: bool = False) -> tuple[ChatReque
 class _Taken:
     """The messages of a chat in this server's form.
 
-    is_marked: whether a message or a tool has a cache breakpoint. not_shown: by kind, how many parts a line of text
-    replaces. left_out: by kind, how many parts are dropped. unconstrained: the names of the tools with a grammar that is
-    not enforced.
+    is_marked: whether a message or a tool has a cache breakpoint. not_shown: by kind, the number of parts that are
+    replaced by a line of text. left_out: by kind, the number of parts that are dropped. unconstrained: the names of the
+    tools with a grammar that is not enforced.
     """
 
     def __init__(self, request: ChatRequest, takes_documents: bool) -> None:
@@ -137,7 +137,10 @@ class _Taken:
             self._times.setdefault(NO_TIME if seconds is None else LONG_TIME, ttl)
 
     def mark_of(self, at: int, marked: Fields) -> None:
-        """Store the breakpoints in the fields of a part, a message or a tool. at: the index of their message."""
+        """Store the breakpoints in the fields of a part, a message or a tool.
+
+        at: the index of the message at whose end the breakpoints apply.
+        """
         for control in (marked[name] for name in MARKS & marked.keys() if marked[name] is not None):
             self.is_marked = True
             self.mark(at, control)
@@ -187,7 +190,7 @@ class _Taken:
     def _content(self, message: Fields, role: str, at: int) -> Fields:
         """Convert a message's content that is not a text. Return the fields of the message that change.
 
-        These can be the content, the reasoning and the calls. The new content is a text or a list of text parts.
+        Only the content, the reasoning and the calls can change. The new content is a text or a list of text parts.
         """
         content, is_result, is_question = message["content"], role in TOOLS, at == self._last and role == "user"
         if not isinstance(content, list):
@@ -264,9 +267,9 @@ def _seconds(ttl: JsonValue) -> float | None:
 
 
 def _lives(options: dict[str, JsonValue] | None) -> bool:
-    """Return whether the field `prompt_cache_options` pins the prompt up to its end.
+    """Return whether the field `prompt_cache_options` pins the whole prompt.
 
-    It does so if it has a valid `ttl` and its mode is not `explicit`.
+    The field pins the whole prompt if it has a valid `ttl` and its mode is not `explicit`.
     """
     return bool(options) and options.get("mode") != "explicit" and seconds_of(options.get("ttl")) > 0
 

@@ -1,7 +1,7 @@
 """Stored conversations on disk. A thread writes them, and the server reads them when it starts.
 
-Each answer has a file. The file contains those entries of the answer's history that no earlier answer's file contains.
-Files refer to the entries in other files by number.
+Each answer has a file. The file contains those entries of the answer's history that no earlier answer's file contains. A
+file refers to an entry in another file by the entry's number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoredAnswer:
 
     A conversation numbers its answers, its history entries and the changes of its head in one series.
 
-    number: the answer's number.
+    number: the number of this answer in the conversation's series.
     headed: the number of the last change that made this answer the head; 0: the answer was never the head.
     parent: the id of the stored answer that this answer continues; empty: it continues no stored answer.
     history: the numbers of the entries in the answer's history, in order.
@@ -150,7 +150,7 @@ class _Entry(_Strict, frozen=True, kw_only=True):
         return cls(said=entry.said, keys=entry.keys, shown=shown, sampled=sampled, one_turn=entry.one_turn)
 
     def read(self, scope: str, vocabulary: HistoryVocabulary) -> HistoryMessage:
-        """Return the `HistoryMessage`. Raises DamagedFile and MsgspecError."""
+        """Return the `HistoryMessage`. Raises DamagedFile or MsgspecError if the stored data is wrong."""
         return HistoryMessage(
             intern(MESSAGES.decode(self.said).role),
             self.said,
@@ -230,7 +230,7 @@ logger = logging.getLogger("slotcache.conversations")
 class ConversationFiles(ChatFiles):
     """The stored answers in a folder, one file for each answer, so that conversations survive a restart.
 
-    The folder belongs to one server: a server numbers new entries, and needs all earlier entries in memory for that.
+    Only one server may use the folder: to give a number to a new entry, a server must have all earlier entries in memory.
     """
 
     def put(self, stored: StoredAnswer) -> None:
@@ -261,5 +261,5 @@ def free_conversation_files(folder: Path) -> ConversationFiles:
 
 
 def seconds_since(written: float) -> float:
-    """Return the age of a file in seconds. It is 0 for a time in the future, since the clock may have been set back."""
+    """Return the age of a file in seconds. If `written` is in the future, return 0: the clock may have been set back."""
     return max(time.time() - written, 0.0)

@@ -42,8 +42,8 @@ SHARE = 100  # approximate bytes of an entry in the tables of entries
 class Conversation:
     """One conversation, from its first request on.
 
-    answers: by the answer's id, the history up to and including the answer; empty before the first answer has ended, and
-        after the store has dropped the conversation.
+    answers: by the answer's id, the history up to and including the answer. There are no answers before the first one has
+        ended, and after the store has dropped the conversation.
     records: by the answer's id, the answer's API object as JSON.
     head: the id of the answer that a request continues if it names only the conversation.
     used: the time of the last use, by the store's clock.
@@ -131,9 +131,9 @@ class Conversation:
     def remove(self, answer: str) -> list[str]:
         """Drop an answer. Return the ids of the answers whose files must be written again.
 
-        These answers take over entries of the dropped answer, get another parent, or become the head. If the head is
-        dropped, its parent becomes the head. If it has no parent, the answer that was the head most recently becomes the
-        head again.
+        An answer's file must be written again if the answer takes over entries of the dropped answer, gets another parent,
+        or becomes the head. If the head is dropped, its parent becomes the head. If the dropped head has no parent, the
+        answer that was the head most recently becomes the head again.
         """
         gone, entries, parent = self._first.pop(answer), self.answers.pop(answer), self._parents.pop(answer)
         del self._places[answer]
@@ -173,7 +173,10 @@ class Conversation:
         self._next += 1
 
     def _last_head(self) -> str:
-        """Return the id of the stored answer that was the head most recently. If none was the head, return the newest."""
+        """Return the id of the stored answer that was the head most recently.
+
+        If none was ever the head, return the newest one.
+        """
         return max(self.answers, key=lambda answer: (self._headed.get(answer, 0), self._places[answer]))
 
     def _add(
@@ -205,9 +208,9 @@ class ConversationRef:
 
 
 def with_instructions(entries: tuple[HistoryMessage, ...], instructions: str | None) -> tuple[HistoryMessage, ...]:
-    """Replace the one-turn instructions at the start of a history: those that later turns drop.
+    """Replace the one-turn instructions (which later turns drop) at the start of a history.
 
-    instructions: the instructions for the next turn; None: it has none.
+    instructions: the instructions for the next turn; None: the next turn has none.
     """
     kept = tuple(entry for entry in entries if not entry.one_turn)
     if instructions is None:
@@ -242,9 +245,9 @@ class PendingTurn:
     def read(self, text: str, is_cut: bool = False) -> tuple[Message, str, bool]:
         """Return the message of an answer, the key for the answer's ids, and whether the message has only content.
 
-        The message includes the start of the answer that the request gave. The key is the message's text if the message
-        has only content, since its ids then contain no control token; otherwise it is the `answer_key`. text: the text
-        that the model wrote. is_cut: whether the answer ended at a limit.
+        The message includes the start of the answer that the request gave. If the message has only content, its ids
+        contain no control token, and the key is the message's text. The key of any other message is its `answer_key`.
+        text: the text that the model wrote. is_cut: whether the answer ended at a limit.
         """
         reader = self.chat.whole_reader()
         answer = message([*reader.push(text), *reader.finish(is_cut)])
@@ -348,9 +351,9 @@ class Conversations:
     def ref(self, asked: ChatRequest, caches: bool) -> ConversationRef | None:
         """Return the point of a conversation that a chat continues; None: the chat belongs to no conversation.
 
-        With `store: false`, the answer is not stored. Otherwise, the answer of a response is stored, and the answer of a
-        chat is stored if it may be cached. caches: whether the request may be cached. Raises RequestError, with status
-        404 if the request names an answer that is not stored.
+        With `store: false`, no answer is stored. With any other `store`, the answer of a response is always stored. The
+        answer of a chat is stored only if the chat belongs to a conversation and may be cached. caches: whether the
+        request may be cached. Raises RequestError, with status 404 if the request names an answer that is not stored.
         """
         if not isinstance(asked, ResponseChat):
             return self._ref(asked, caches and asked.store is not False)
@@ -405,12 +408,12 @@ class Conversations:
             self._files.settle()
 
     def remember(self, ref: ConversationRef, answer: str, entries: tuple[HistoryMessage, ...]) -> bool:
-        """Store a complete answer. Return whether it is stored now.
+        """Store a complete answer. Return whether the answer is stored now.
 
-        If the request named only the conversation, the answer becomes the head. If several such requests ran at the same
-        time, the answer that ends last stays the head. If the request named an earlier answer, the new answer becomes
-        the head only if the named answer is the head. Otherwise the new answer is a branch: only a request that names
-        its id continues it.
+        If the request named only the conversation, the answer becomes the head. If several requests that named only the
+        conversation ran at the same time, the answer that ends last stays the head. If the request named an earlier
+        answer, the new answer becomes the head only if the named answer is the head. If the named answer is not the head,
+        the new answer is a branch: only a request with the new answer's id continues this branch.
         """
         conversation = ref.conversation
         if not ref.stores or conversation.forgotten:
@@ -442,10 +445,11 @@ class Conversations:
         self._make_room(conversation)
 
     def forget_answer(self, scope: str, answer: str) -> bool:
-        """Drop an answer. Return whether it was stored.
+        """Drop an answer. Return whether the answer was stored.
 
         Answers that continue the dropped answer keep their whole history. If the dropped answer was the head, its parent
-        becomes the head. If it has no parent, the stored answer that was the head most recently becomes the head again.
+        becomes the head. If the dropped head has no parent, the stored answer that was the head most recently becomes the
+        head again.
         """
         conversation = self.find_answer(scope, answer)
         if conversation is None:
@@ -462,7 +466,10 @@ class Conversations:
 
     @contextmanager
     def entering(self, ref: ConversationRef | None) -> Iterator[None]:
-        """Let `forget` find a request during the `with` block that makes its prompt, before the engine has the request."""
+        """Let `forget` find a request while its prompt is made.
+
+        In this `with` block, the engine does not have the request yet.
+        """
         entering = [] if ref is None else [ref]
         self._entering += entering
         try:
@@ -472,9 +479,9 @@ class Conversations:
                 self._entering.remove(one)
 
     def forget(self, scope: str, id: str) -> bool:
-        """Drop a conversation with all its answers. Return whether it had an answer, stored or unfinished.
+        """Drop a conversation with all its answers. Return whether the conversation had a stored or unfinished answer.
 
-        The unfinished answers will not be stored.
+        The unfinished answers of the dropped conversation will not be stored.
         """
         self._expire()
         conversation = self._known.pop((scope, id), None)
@@ -492,7 +499,10 @@ class Conversations:
         return ConversationRef(conversation=self._begin(scope, f"conv-{secrets.token_hex(12)}"), stores=stores)
 
     def _begin(self, scope: str, id: str) -> Conversation:
-        """Return the conversation with an id that is not stored. Create it, unless an unfinished request already did."""
+        """Return the conversation with an id that is not stored.
+
+        If no unfinished request has created the conversation, create it.
+        """
         key = (scope, id)
         if (conversation := self._known.get(key)) is None:
             conversation = self._known[key] = Conversation(scope, id)
@@ -518,7 +528,7 @@ class Conversations:
         self._stored.move_to_end((conversation.scope, conversation.id))
 
     def share(self, stores: Sequence[Conversations]) -> None:
-        """Share the bounds with other stores. stores: all stores that share them, including this one.
+        """Share the bounds with other stores. stores: all stores that share the bounds, including this one.
 
         If all stores together exceed a bound, the least recently used conversation of all of them is dropped.
         """

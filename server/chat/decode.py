@@ -1,6 +1,7 @@
 """Decodes JSON into structs. Errors name the wrong field.
 
-A struct lists the known fields of a body. The tables in this module divide all other fields into four kinds:
+A struct lists the known fields of a body. The tables in this module divide the fields that are not in the struct into four
+kinds:
 
 - A field that changes the content, form or rules of the answer is refused, unless its value is a no-op.
 - A field for a preference (style, length, cost, another server's tools) leads to a warning in the answer.
@@ -169,14 +170,14 @@ def nested(kind: type[Struct]) -> Mapping[str, type[Struct]]:
 
 
 def has_nested(body: Struct, kind: type[Struct]) -> bool:
-    """Return whether a body contains an object with known fields."""
+    """Return whether a body contains one of the nested objects that `nested` lists."""
     return any(isinstance(getattr(body, name, None), Struct | dict) for name in nested(kind))
 
 
 def unread(body: Mapping[str, Raw], kind: type[Struct], strict: bool) -> tuple[str, ...]:
     """Return a warning for each unknown field. strict: whether an unknown field raises RequestError instead.
 
-    Also raises RequestError for a field that this module refuses.
+    Raises RequestError for a field that this module refuses, even without `strict`.
     """
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body has {len(body):,} fields: expected at most {MAX_FIELDS}")
@@ -208,7 +209,9 @@ def _unread(body: Mapping[str, Raw], kind: type[Struct], within: str = "") -> It
 
 
 def _asks_for_nothing(name: str, value: Raw) -> bool:
-    """Return whether a field has a no-op value, by the tables REFUSED and WISHES. If it is in neither table, return False.
+    """Return whether a field has a no-op value, by the tables REFUSED and WISHES.
+
+    If the field is in neither table, return False.
 
     Raises RequestError if a field in REFUSED has another value.
     """
@@ -259,7 +262,7 @@ A = TypeVar("A", bound=Type)
 
 
 def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R, tuple[str, ...]]:
-    """Decode a client's body. Return it with a warning for each field that has no effect. Raises RequestError.
+    """Decode a client's body. Return the result with a warning for each field that has no effect. Raises RequestError.
 
     strict: whether a field without effect raises RequestError instead.
     """
@@ -273,7 +276,7 @@ def decode_request(body: bytes, kind: type[R], strict: bool = False) -> tuple[R,
 
 
 def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[str, ...]]:
-    """Decode a body. Return it with a warning for each unknown field. Raises RequestError.
+    """Decode a body. Return the result with a warning for each unknown field. Raises RequestError.
 
     strict: whether an unknown field raises RequestError instead.
     """
@@ -292,7 +295,7 @@ def _decode_request(body: bytes, kind: type[R], strict: bool) -> tuple[R, tuple[
 
 @cache
 def _exact(kind: type[Struct]) -> type[Struct]:
-    """Return a struct that has the same fields and refuses all others."""
+    """Return a struct that has the fields of `kind` and refuses all others."""
     return msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
 
 
@@ -349,7 +352,7 @@ def _also_wrong(body: bytes, kind: type, first: str) -> Iterator[str]:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Decode with the garbage collector off. It would scan all objects each time their number has grown by 25 %."""
+    """Decode with the garbage collector off: it would scan all objects whenever their number has grown by 25 %."""
     with COLLECTOR:
         enabled = gc.isenabled()
         gc.disable()
@@ -363,8 +366,9 @@ def _decode(body: bytes, kind: type[T]) -> T:
 def tightened(values: dict[str, JsonValue], kind: type) -> dict[str, JsonValue]:
     """Convert values of a body and its objects: what llama-server accepts becomes what msgspec accepts.
 
-    A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. But a list of texts to
-    embed keeps its nulls, so that it is refused later. Without its nulls, the later embeddings would get wrong indexes.
+    A field that is null becomes unset. Nulls are removed from lists. 4.0 becomes the integer 4. A list of texts to embed
+    keeps its nulls, so that the list is refused later. If nulls were removed from such a list, the embeddings after them
+    would get wrong indexes.
     """
     for name, field in _fields_of(kind).items():
         value = values.get(name)

@@ -1,4 +1,4 @@
-"""Earlier turns in a new prompt: their messages, the order of their documents, and an answer that the request starts."""
+"""Earlier turns in a new prompt: messages, the order of documents, and answers whose start a request gives."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .volatile import INSTRUCTIONS, ChangedText
 class Prefilled:
     """The start of an answer, which the request gives and the model continues.
 
-    content: the content of this start. tokens: the ids (int32) of the content in the prompt; None: they are unknown,
-    since the last piece of the prompt is not exactly this content. is_shown: whether the client gets this start with the
-    answer.
+    content: the content of this start. tokens: the ids (int32) of the content in the prompt; None: they are unknown, since
+    the last piece of the prompt is not exactly this content. is_shown: whether the answer that the client gets includes
+    the given start.
     """
 
     reasoning: str
@@ -46,7 +46,7 @@ class Prefilled:
     def of(cls, message: Message, piece: TextPiece, part: Part, is_shown: bool) -> Self:
         """Make the start of an answer from the message that the model continues.
 
-        piece: the last piece of the prompt. part: the same piece as tokens.
+        piece: the last piece of the prompt. part: the part of the prompt that was made from this piece.
         """
         content, reasoning = prefilled_content(message, "the last message's content"), message.get("reasoning_content")
         is_whole = piece.message is not None and piece.part == "content" and piece.text == content
@@ -66,7 +66,7 @@ class Prefilled:
         return lambda: _PrefilledReader(self.fragments, rest())
 
     def join(self, sampled: np.ndarray) -> np.ndarray:
-        """Return the ids (int32) of the whole content, or only the sampled ids if those of the given start are unknown."""
+        """Return the ids (int32) of the whole content, or only the sampled ids if the start's ids are unknown."""
         return sampled if self.tokens is None else np.concatenate([self.tokens, sampled])
 
 
@@ -87,8 +87,8 @@ class _PrefilledReader:
 def continues_answer(request: ChatRequest, messages: Sequence[Message], *, prefills: bool) -> bool:
     """Return whether the answer continues the last message. Raises RequestError if the message cannot be continued.
 
-    messages: the whole history. prefills: whether a last message of an assistant is continued even if the request does
-    not ask for it.
+    messages: the whole history. prefills: whether an assistant's last message is continued even without the field
+    `continue_final_message`.
     """
     last, asked = messages[-1], bool(request.continue_final_message)
     if not asked and not (prefills and last["role"] == "assistant"):
@@ -112,7 +112,8 @@ Documents = tuple[Document, ...]
 class HistoryMessage:
     """A message as it was in a prompt.
 
-    said: the client's message without documents, as JSON. A decoded message would take up to 20 times as much memory.
+    said: the client's message without documents, as JSON. Decoded, the message would take up to 20 times as much memory as
+        JSON.
     keys: the keys of all documents of the message, in retrieval order.
     shown: the documents that the prompt shows with the message, and their hint; None: there are none.
     sampled: the ids (int32) of an answer, if they spell its text exactly.
@@ -151,8 +152,8 @@ class HistoryMessage:
     def public(self, citations: Citations) -> dict[str, object]:
         """Return the message for the client, with the ids of its documents in the prompt's order but without their texts.
 
-        citations: the numbers of the client's program, which replace these ids in the message and in the list of
-        documents.
+        citations: the numbers of the client's program. These numbers replace the documents' ids in the message and in the
+        list of documents.
         """
         if self.shown is None:
             said = self.message
@@ -187,11 +188,11 @@ class ChatHistory:
 
     entries: one entry for each message; the first `num_kept` entries come from the stored conversation.
     form: the form in which the model writes the answer.
-    prefilled: the start of the answer, if the request gives one; it is also the last entry. None: it gives none.
+    prefilled: the start of the answer, which is also the last entry; None: the request gives no start.
     moved: the changes of instructions that the prompt states.
     citations: the numbers that the client's program gave to documents; None: it gave none.
     lists: the lists of documents that were found in the texts of the request, for the report.
-    shift: as in `History`.
+    shift: the index of a message in `entries`, minus its index in the request.
     """
 
     prompt: ChatPrompt
@@ -216,7 +217,7 @@ class ChatHistory:
 
     @property
     def cited_reader(self) -> Callable[[], AnswerReader]:
-        """A function that makes readers of the whole answer with the client's numbers, as the client may send it back."""
+        """A function that makes readers of the whole answer as the client may send it back: with the client's numbers."""
         return self._for_client(self.whole_reader)
 
     @property
@@ -234,7 +235,10 @@ class ChatHistory:
         ]
 
     def place_entries(self, layout: Layout) -> tuple[HistoryMessage, ...]:
-        """Return the entries before the answer. Their documents get the order of the layout, which later turns keep."""
+        """Return the entries of the messages before the answer.
+
+        The entries' documents get the order of the layout, which later turns keep.
+        """
         placed = iter(layout.documents)
         entries = self.entries[:-1] if self.prefilled else self.entries
         return tuple(_place_documents(entry, placed) for entry in entries)
@@ -264,7 +268,7 @@ def continue_history(
 
 
 def are_new(messages: Sequence[Message], kind: HistoryKind) -> bool:
-    """Return whether the messages follow the stored history. Otherwise they are a whole history."""
+    """Return whether the messages follow the stored history. If not, the messages are a whole history."""
     return kind == "new" or (kind == "auto" and not _is_whole(messages))
 
 

@@ -183,8 +183,8 @@ class CallPairs:
     def answer(self, result: Fields) -> Fields:
         """Return a tool's message with the id of the call that it answers.
 
-        If the message names the id of a known call, it answers this call. Otherwise it answers the first call without a
-        result. If the message names a tool, only calls of this tool count.
+        If the message names the id of a known call, it answers this call. A message with no known id answers the first
+        call without a result. If the message names a tool, only calls of this tool count.
         """
         given, name = result.get("tool_call_id"), result.get("name")
         id = given if isinstance(given, str) else "" if given is None else json_text(given)

@@ -34,8 +34,8 @@ class PromptLength:
         """Announce texts that will be tokenised, and the number of token ids that need no tokenising.
 
         Raises RequestError if the prompt is too long even at its least possible length. An id counts as one token, and a
-        text as at least one. For a large prompt, the texts together count as at least N / L tokens: N is the number
-        of their bytes, and L is that of the vocabulary's longest token.
+        text as at least one. For a large prompt, the bytes of all texts are divided by the bytes of the vocabulary's
+        longest token: the texts together count as at least this many tokens.
         """
         sizes = [_num_bytes(text) for text in texts]
         self._size += sum(sizes)
@@ -52,7 +52,7 @@ class PromptLength:
     def tokenise(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the ids (int32) of a text. Raises RequestError as soon as a large prompt is too long.
 
-        The caller must then pass the number of ids to `add`.
+        After `tokenise`, the caller must pass the number of ids to `add`.
         """
         if not self._stops:
             return self._model.tokenize(text, special=special, begin=begin)

@@ -1,8 +1,10 @@
-"""The fields of a request about reasoning. They come from several APIs, and each has the same meaning on every route.
+"""The fields of a request about reasoning.
 
-If two fields contradict each other, the request gets a 400 that names both. One contradiction is allowed, because
-programs send it: one field turns reasoning off, and another field sets an amount of reasoning. Then the field with the
-amount has no effect, and a warning names it.
+The fields come from several APIs, and each field has the same meaning on every route.
+
+If two fields contradict each other, the request gets a 400 that names both. One contradiction is allowed, because programs
+send it: one field turns reasoning off, and another field sets an amount of reasoning. In this case, the field that sets
+the amount has no effect, and a warning names this field.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class ReasoningFields(Protocol):
 class AskedReasoning:
     """The reasoning that a request asks for.
 
-    A value of None means that the request does not set it, so that the settings and the chat template decide.
+    If a value is None, the request does not set it, and the settings and the chat template decide.
 
     is_on: whether the model reasons.
     effort: how much the model reasons, for templates that support this.
@@ -154,7 +156,7 @@ def read_reasoning(fields: ReasoningFields) -> AskedReasoning:
 
 
 def _agreed(*said: tuple[str, T | None]) -> tuple[str, T] | None:
-    """Return the first field that has a value, with this value. Raises RequestError if a later field has another value."""
+    """Return the first field that has a value, with this value. Raises RequestError if two values differ."""
     first: tuple[str, T] | None = None
     for name, value in said:
         if value is None:
@@ -170,7 +172,7 @@ def _contradiction(one: str, other: str) -> RequestError:
 
 
 def _least(budget: int | None) -> int | None:
-    """Return the most tokens of reasoning that a field sets; None: the field is unset, or -1, which means no limit."""
+    """Return a field's limit of reasoning, in tokens; None: the field is unset, or negative, which means no limit."""
     return None if budget is None or budget < 0 else budget
 
 

@@ -39,7 +39,8 @@ class SamplingVocabulary(Protocol):
 def _given(name: str) -> tuple[str, Any, None]:
     """Return the definition of a field for a number: its name, type and default.
 
-    The type has a range only if numbers outside the range are refused. Other numbers are clamped later.
+    If numbers outside the field's range are refused, the type has this range. If such numbers are clamped instead, the
+    type has no range, and the clamping happens later.
     """
     parameter = NUMBERS[name]
     kind: Any = Int32
@@ -57,8 +58,8 @@ Numeric = defstruct("Numeric", [_given(name) for name in NUMBERS], frozen=True)
 class SamplingOptions(Numeric, frozen=True):
     """The sampling fields. A number outside its range is clamped, unless the type of its field refuses it.
 
-    `Numeric` already declares all fields for numbers. This class declares such a field again only if it is OpenAI's, or
-    if its range differs from its parameter's range.
+    `Numeric` already declares all fields for numbers. This class declares a field for a number again only if the field is
+    OpenAI's, or if its range differs from its parameter's range.
     """
 
     temperature: float | None = None
@@ -199,8 +200,8 @@ class Defaults:
     def of(cls, settings: Settings, vocabulary: SamplingVocabulary, of_file: Mapping[str, Any] | None = None) -> Self:
         """Return the defaults that the settings give. Raises SettingsError.
 
-        of_file: the sampling parameters that the model's file recommends. Each applies if the user has not set this
-        parameter.
+        of_file: the sampling parameters that the model's file recommends. A recommended value applies if the user has not
+        set its parameter.
         """
         unset = {name: value for name, value in (of_file or {}).items() if not settings.is_given(name)}
         samplers = unset.pop("samplers", settings.samplers.split(";"))

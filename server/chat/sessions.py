@@ -56,7 +56,7 @@ class Branch:
 def spoken(entries: Sequence[HistoryMessage]) -> tuple[str, list[str]]:
     """Return the text of a history's last message, and the texts between the previous answer and this message.
 
-    The first text is empty if the last message has calls, or if it is too short to be recognised.
+    If the last message has calls, or is too short to be recognised, its text is returned as empty.
     """
     if not entries:
         return "", []
@@ -97,7 +97,7 @@ class Session:
         restart.
     branches: the newest prompts.
     compaction: how the client shortens its history.
-    counted: the `sizes` of this session that the totals of the store include.
+    counted: the session's share of the store's totals: its `sizes` when the store last counted them.
     """
 
     instructions: OrderedDict[str, Instructions] = field(default_factory=OrderedDict)
@@ -121,16 +121,16 @@ class Sessions:
     """The store of sessions, by scope and name. Safe from several threads.
 
     Locks: the lock of the store guards everything except the texts of instructions. The event loop takes this lock, so a
-    thread that has it must neither work long nor wait. Each `Instructions` has its own lock, since comparing its texts
-    may take long. A thread may take the lock of the store while it has the lock of instructions, but never the other way
-    round. If instructions are dropped while a thread uses them, they are marked. The thread still makes its prompt, but
-    the store neither counts nor writes its changes.
+    thread that has it must neither work long nor wait. Each `Instructions` has its own lock, since comparing its texts may
+    take long. A thread may take the lock of the store while it has the lock of instructions, but never the other way
+    round. Instructions that are dropped while a thread uses them are marked as forgotten. The thread still makes its
+    prompt, but the store neither counts nor writes the changes of forgotten instructions.
 
-    Bounds: if there are too many sessions, the least recently used one is dropped. If all sessions together have too
-    many bytes, the least recently used ones lose their prompts and compactions, which are only a cache. They lose their
-    instructions only if all instructions by themselves have too many bytes: a session without its instructions cannot
-    reuse its earlier prompts. A session that exceeds a bound by itself loses its own data, so that other sessions keep
-    theirs.
+    Bounds: if there are too many sessions, the least recently used one is dropped. If all sessions together have too many
+    bytes, the least recently used ones lose their prompts and compactions, which are only a cache. Sessions lose their
+    instructions only if the instructions of all sessions alone have too many bytes: a session without its instructions
+    cannot reuse its earlier prompts. A session that exceeds a bound by itself loses its own data, so that other sessions
+    keep theirs.
 
     Stored conversations have their own names and bounds (see `Conversations`). The token ids of an answer are found by
     its text, in any session of the scope (see `AnswerMemory`).
@@ -205,7 +205,7 @@ class Sessions:
     def forget(self, scope: str, name: str | None = None) -> list[Branch]:
         """Forget a session, and return its prompts. Without a name, forget all sessions of a scope, but keep their prompts.
 
-        The prompts stay because their KV stays, too: a dropped scope keeps the KV of running requests.
+        The prompts stay because a dropped scope keeps the KV of running requests.
         """
         ended: list[Branch] = []
         with self._lock:
@@ -258,7 +258,7 @@ class Sessions:
     def _make_room(self, newest: Session) -> None:
         """Drop the least recently used data until the bounds hold.
 
-        newest: the session of the current request. If it exceeds a bound by itself, it loses its data before other
+        newest: the session of the current request. If this session alone exceeds a bound, it loses its data before other
         sessions do.
         """
         while len(self._sessions) > MOST_SESSIONS:
@@ -278,7 +278,10 @@ class Sessions:
         return self._num_kept > MOST_INSTRUCTIONS, self._num_kept + self._num_cached > MOST_BYTES
 
     def _empty(self, session: Session, *, instructions: bool = True, prompts: bool = True) -> None:
-        """Drop a session's instructions, its prompts with its compaction, or both."""
+        """Drop data of a session.
+
+        instructions: whether to drop its instructions. prompts: whether to drop its prompts and its compaction.
+        """
         if instructions:
             self._drop_instructions(session)
         if prompts:

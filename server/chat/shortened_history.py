@@ -36,10 +36,9 @@ def summary_message(text: str) -> Fields:
 
 
 def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
-    """Return the messages that stay in a shortened history: those of users, and instructions.
+    """Return the messages that stay in a shortened history: users' messages, and instructions.
 
-    Instructions that apply to one turn do not stay. An earlier summary does not stay either, since the new summary
-    covers it.
+    Instructions that apply to one turn do not stay. An earlier summary is left out, since the new summary covers it.
     """
     return [e for e in entries if e.role in KEPT and not e.one_turn and not e.said.startswith(SUMMARY)]
 
@@ -48,8 +47,8 @@ def kept(entries: Sequence[HistoryMessage]) -> list[HistoryMessage]:
 class Kept:
     """What a client keeps of the histories that this server shortens, as hashes of messages.
 
-    said: the messages that the client could keep at the last summary, in order; empty after the client has sent the
-    shortened history. late: messages that the client moves towards the end, to just before its last message. dropped:
+    said: the messages of the last summarised history that the client could keep, in order; empty once the client has sent
+    the shortened history. late: messages that the client moves towards the end, to just before its last message. dropped:
     messages that the client could keep, but drops.
     """
 
@@ -64,7 +63,7 @@ class Kept:
     def learnt(self, entries: Sequence[HistoryMessage]) -> Kept:
         """Return the `Kept` that a later chat of the client reveals: which messages the client moved or dropped.
 
-        Only the first chat that contains the summary reveals this. For any other chat, return this object.
+        Only the client's first chat with the summary reveals a `Kept`. If `entries` are any other chat, return `self`.
         """
         if not self.said:
             return self
@@ -92,7 +91,7 @@ class Kept:
 
 
 def follows(entries: Sequence[HistoryMessage], known: Kept) -> tuple[list[Mapping[str, JsonValue]], Kept] | None:
-    """Predict the request after a summary. Return its messages, and the new `Kept` of the client.
+    """Predict the request after a summary. Return the messages of this request, and the new `Kept` of the client.
 
     Return None if the history does not end with a question of this server and its summary, or if it is too large.
     entries: the history, the question and the answer. known: the old `Kept` of the client.

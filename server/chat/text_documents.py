@@ -56,7 +56,8 @@ class TextList:
 class CutMessages:
     """Messages in which PLACE stands for each list of documents that was cut out.
 
-    lists: these lists, by the message's index. report: all lists that were found, also those that stay text.
+    lists: the lists that were cut out, by the message's index. report: all lists that were found, also those that stay
+    text.
     """
 
     messages: Sequence[Message]
@@ -74,14 +75,14 @@ Cut = Callable[[Sequence[Message], Given], CutMessages]
 
 
 def keep_lists(messages: Sequence[Message], given: Given) -> CutMessages:
-    """Return the messages unchanged. This is for requests that keep lists as text."""
+    """Return the messages unchanged. This function is for requests that keep lists as text."""
     return CutMessages(messages, {})
 
 
 def put_back(cut: Cut, messages: Sequence[Message], given: Given) -> CutMessages:
     """Return the messages unchanged, with a report that their lists stay text. cut: finds the lists.
 
-    This is for chat templates that change the text around the lists, so that their places are lost.
+    This function is for chat templates that change the text around the lists, so that the places of the lists are lost.
     """
     report = [
         one if one.reason else TextList(one.message, one.format, reason=REWRITTEN) for one in cut(messages, given).report

@@ -170,7 +170,8 @@ class Infill:
     def _last_files(self, files: Sequence[OtherFile], tokenize: Tokenize, room: int) -> Iterator[Fixed]:
         """Yield files, beginning with the last one, until one does not fit. room: the most tokens of all yielded files.
 
-        Files are never cut, since the place of a cut would change with each request, and the prefix with it.
+        Files are never cut: the place of a cut would change with each request, so the prefix of the prompt would change,
+        too.
         """
         for file in reversed(files):
             if len(file.filename) + len(file.text) > room * self._longest:

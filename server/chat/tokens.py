@@ -32,9 +32,9 @@ class Sampled:
 class Shown:
     """A piece of a prompt.
 
-    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of
-    an answer whose sampled ids cannot be used, because the template writes its text differently near this piece; None:
-    there is no such answer.
+    tokens: the ids (int32) of a piece that the model wrote; None: the piece must be tokenised. rewritten: the index of an
+    answer to which this piece may belong, and whose text the template writes differently; None: there is no such answer.
+    The sampled ids of a rewritten answer cannot be used.
     """
 
     piece: TextPiece
@@ -43,7 +43,7 @@ class Shown:
 
 
 def answer_key(message: Message) -> str:
-    """Return the key of an answer. It has only the content and the calls, which stay the same when the answer comes back."""
+    """Return the key of an answer, made from its content and its calls: both stay the same when the answer comes back."""
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     named = [(each.get("name"), each.get("arguments")) for each in functions if isinstance(each, dict)]
@@ -56,7 +56,7 @@ def place_answers(
     """Return the pieces of a prompt, with the sampled ids in place of the pieces that spell an answer.
 
     answers: the answers by the message's index. touches_control: returns whether a text contains a control token, or may
-    complete one. A client's text that does so is never replaced.
+    complete one. A client's text that contains a control token, or may complete one, is never replaced.
     """
     shown, regions, end = [Shown(piece) for piece in pieces], _Regions(pieces), len(pieces)
     for message, answer in sorted(answers.items(), reverse=True):
@@ -74,7 +74,7 @@ def place_answers(
 
 
 class _Regions:
-    """Finds which pieces of a prompt can show a message: all pieces between the earlier messages and the later messages."""
+    """Finds the pieces of a prompt that may show a message: all pieces after earlier messages and before later messages."""
 
     def __init__(self, pieces: Sequence[TextPiece]) -> None:
         owned = [(at, piece.message) for at, piece in enumerate(pieces) if piece.message is not None]
@@ -129,7 +129,8 @@ ScopedText = tuple[str, str]
 class TokensByText:
     """Tokens (int32) by scope and text. Safe from several threads.
 
-    max_bytes: the most bytes of all texts and tokens. If there are more, the least recently used entries are dropped.
+    max_bytes: the most bytes of all texts and tokens. If the entries have more bytes, the least recently used ones are
+        dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -179,8 +180,8 @@ class TokenCache(TokensByText):
     def __call__(self, scope: str, text: str, tokenise: Callable[[str], np.ndarray] | None = None) -> np.ndarray:
         """Return the read-only ids (int32) of a text.
 
-        tokenise: a function to use instead of the cache's own. It returns the same ids, but may refuse the text with an
-        error.
+        tokenise: a function that returns the same ids as the cache's own function, but may refuse the text with an error;
+        None: use the cache's own.
         """
         tokens = self.recall(scope, text)
         if tokens is None:

@@ -22,7 +22,7 @@ VALUE = 100  # most characters of a line with a name and a value
 def rewrite(messages: Sequence[Message]) -> tuple[list[Message], dict[int, tuple[str, ...]]]:
     """Return the messages as a prompt shows them, and the names of the earlier results that each message refers to.
 
-    These names are by the message's index.
+    The names of the results are by the index of the message that refers to them.
     """
     shown, referred = list(messages), dict[int, tuple[str, ...]]()
     texts = ResultTexts()
@@ -69,7 +69,10 @@ class WrittenResult:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedLines:
-    """Lines [start, stop) of the tool result that showed them first. number: the number of this result, from 1."""
+    """Lines that are repeated: lines [start, stop) of the tool result that showed them first.
+
+    number: the number of the tool result that showed the lines first, from 1.
+    """
 
     number: int
     start: int
@@ -107,8 +110,8 @@ class ResultTexts:
     def _runs(self, text: str) -> Iterator[tuple[RepeatedLines | None, list[tuple[str, int]]]]:
         """Yield runs of consecutive blocks, each with the lines of an earlier result that it repeats; None: it repeats none.
 
-        A block that lists values counts as new, unless all blocks of the result are known. Such a block is short, and a
-        model that looks for a value of a file finds it best in the text of this file.
+        If earlier results do not have all blocks of this result, the blocks that list values count as new. A block that
+        lists values is short, and a model that looks for a value of a file finds it best in the text of this file.
         """
         blocks = list(blocks_of(text))
         is_known = all(block in self._seen for block, _ in blocks)
@@ -130,8 +133,8 @@ class ResultTexts:
 def blocks_of(text: str) -> Iterator[tuple[str, int]]:
     """Yield a text in blocks of lines, each with the number of its first line, from 0.
 
-    A block is a paragraph with the blank line after it. A long paragraph is also cut after each line whose checksum has
-    a certain value. So cuts depend on the lines and not on their position, and equal passages of two texts have equal
+    A block is a paragraph with the blank line after it. A long paragraph is also cut after each line whose checksum has a
+    certain value. The cuts depend on the lines and not on their position, so equal passages of two texts have equal
     blocks.
     """
     lines: list[str] = []

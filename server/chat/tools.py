@@ -103,7 +103,9 @@ def _read_tool(definition: Mapping[str, object], where: str) -> ToolDefinition:
 
 
 def _read_choice(choice: object, tools: Mapping[str, ToolDefinition]) -> tuple[Mode, Sequence[str]]:
-    """Return the mode, and the names of the tools that the answer may call. Raises RequestError.
+    """Return whether the answer may, must or must not call tools, and the names of the tools that it may call.
+
+    Raises RequestError.
 
     choice: the field `tool_choice`, in OpenAI's or in Anthropic's form.
     """
@@ -146,9 +148,9 @@ def _known(names: Sequence[str], tools: Mapping[str, ToolDefinition]) -> Sequenc
 def with_definitions(
     messages: Sequence[Message], tools: Sequence[Mapping[str, object]], written: CallNotation
 ) -> tuple[list[Message], bool]:
-    """Return the messages with the tools in the system message, and whether the system message was added for that.
+    """Return the messages with the tools in the system message, and whether a system message had to be added.
 
-    This is for templates that do not show tools. written: how the model writes calls.
+    This function is for templates that do not show tools. written: how the model writes calls.
     """
     definitions = "\n".join(json.dumps(_definition(tool), ensure_ascii=False) for tool in tools)
     example = written.text([("<function-name>", "<args-json-object>")]).replace('"<function-name>"', "<function-name>")
@@ -157,7 +159,7 @@ def with_definitions(
 
 
 def with_instruction(messages: Sequence[Message], text: str) -> tuple[list[Message], bool]:
-    """Return the messages with a text at the end of the system message, and whether this message was added for it."""
+    """Return the messages with a text at the end of the system message, and whether a system message had to be added."""
     if not messages or messages[0]["role"] not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages], True
     first, *rest = messages
@@ -214,7 +216,10 @@ SWITCHES = (SWITCH, "preserve_reasoning")
 
 
 def settings_variables(settings: Settings) -> dict[str, object]:
-    """Return the template variables that the settings define. A request may override them. Raises SettingsError."""
+    """Return the template variables that the settings define.
+
+    A request may override these variables. Raises SettingsError.
+    """
     variables: dict[str, object] = {"preserve_reasoning": settings.reasoning_preserve}
     if settings.reasoning != "auto":
         variables[SWITCH] = settings.reasoning == "on"
@@ -305,9 +310,10 @@ class Rendering:
 
 
 def _moved(piece: TextPiece) -> TextPiece:
-    """Return a piece with its message's index in the request, where the message that was added in front does not count.
+    """Return a piece with the index that its message has in the request.
 
-    A piece of the added message becomes plain text, without an index.
+    A message was added in front of the request's messages. The pieces of the added message become plain text, without an
+    index. The index of every other piece is reduced by 1.
     """
     if piece.message is None:
         return piece

@@ -1,12 +1,13 @@
 """Instructions that change with each request: the prompt keeps the old text, and states the change at its end.
 
-If a date or a counter at the start of a prompt changes, all cached KV after it is useless. So all prompts of a lineage
-(the requests of one session with the same tools) have the instructions of its first request. A line at the end of the
-last message states how the current instructions differ. In later prompts, this line stays at the end of its message,
-because each prompt continues the KV of the previous prompt.
+If a date or a counter at the start of a prompt changes, all cached KV after it is useless. To keep the KV, all prompts of
+a lineage have the instructions of the lineage's first request. A lineage consists of the requests of one session with the
+same tools. A line at the end of the last message states how the current instructions differ. A line about changes stays at
+the end of its message in later prompts, because each prompt continues the KV of the previous prompt.
 
-Reminders are handled in the same way. A reminder is a tagged block at the end of a user's message, which the client
-changes or leaves out when it sends the message again. No other text is compared or changed.
+Changes of reminders are stated in the same way as changes of instructions. A reminder is a tagged block at the end of a
+user's message, which the client changes or leaves out when it sends the message again. Text other than instructions and
+reminders is neither compared nor changed.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ Changes = Mapping[Place, ChangedText]
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """The instructions in the first request of a lineage, or in a later request whose instructions are not similar.
+    """The instructions in the first request of a lineage, or in a later request if they are not similar to earlier ones.
 
-    lines: what stands at the ends of messages: lines that state changes, and the blocks of users' messages. The key is a
-        digest of the messages up to there.
+    lines: the texts at the ends of messages, each by a digest of all messages up to its message. Such a text is a line
+        that states changes, or the blocks of a user's message.
     id: an id from which the names of the front's files are made. Fronts with the same lineage and texts have the same
         id.
     num_bytes: the approximate size in memory.
@@ -124,7 +125,7 @@ class _Reminders:
     start: the index of the first message after the instructions.
     keys: for each message from `start` on, a digest of all messages from `start` to this message, without their blocks.
     changes: the blocks that have changed or are missing, except those in `replaced`.
-    replaced: the missing blocks whose tag stands at the end of a later message.
+    replaced: the missing blocks for which a later message has a block with the same tag at its end.
     """
 
     start: int
@@ -139,7 +140,7 @@ class Instructions:
 
     lock: locked while a request uses the instructions.
     changed: by the name of a file, the content that the store has to write; None: the store has to delete the file.
-    files: the names of all files. Only the store sets this field and the next two.
+    files: the names of all files. Only the store sets `files`, `num_bytes` and `is_forgotten`.
     num_bytes: the bytes of memory that the store has counted.
     is_forgotten: whether the store has dropped these instructions.
     """
@@ -193,7 +194,10 @@ class Instructions:
         return front, changes
 
     def _keep_reminders(self, front: Front, shown: list[Message], messages: range) -> _Reminders:
-        """Give each user's message the blocks that it had when the client first sent it. Return which blocks differ now."""
+        """Give each user's message the blocks that it had when the client first sent it.
+
+        Return the blocks that the client sends differently now.
+        """
         found, digest = _Reminders(messages.start), blake2b(digest_size=16)
         parted = [_parted(shown[at]) if shown[at]["role"] == "user" else None for at in messages]
         later = {tag: at for at, parts in zip(messages, parted, strict=True) if parts and (tag := _tag(parts[1]))}
@@ -223,7 +227,10 @@ class Instructions:
                 shown[at] = _with_line(shown[at], line)
 
     def _put(self, front: Front, key: bytes, said: tuple[str, Changes]) -> None:
-        """Remember what stands at the end of a message. If it is new, add it to `changed`, so that the store writes it."""
+        """Remember the text at the end of a message.
+
+        If this text is new, add it to `changed`, so that the store writes it.
+        """
         is_new = said != front.lines.get(key, ("", said[1]))
         gone = front.put(key, *said)
         self.changed |= dict.fromkeys(_name(front.id, one) for one in gone)
@@ -255,7 +262,7 @@ def _changes(old: Texts, new: Texts) -> Changes | None:
 
 
 def _news(said: Changes, changes: Changes, reminders: _Reminders) -> Iterator[str]:
-    """Yield a line for each piece whose change is not stated yet, or that has the text of the first request again.
+    """Yield a line for each piece whose change is not stated yet, and for each changed piece whose first text is back.
 
     said: the changes that earlier lines state. changes: the changes of this request.
     """
@@ -361,7 +368,7 @@ def _with_line(message: Message, line: str) -> Message:
 
 
 class StoredInstructions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file: either the texts of a front, or one line of a front.
+    """The content of a file: either the texts of a `Front`, or one line of a `Front`.
 
     key: the line's key; empty: the file contains the texts.
     """
@@ -391,7 +398,10 @@ def decode(data: bytes) -> StoredInstructions:
 
 
 def restore(files: ChatFiles) -> Iterable[Instructions]:
-    """Return the instructions in the files, in the order of their last changes. Delete lines that have no front."""
+    """Return the instructions in the files, in the order of their last changes.
+
+    Delete the file of a line if its front is in no file.
+    """
     loaded = files.load(SUFFIX, MOST_IN_FILES, decode, lambda stored: _name(stored.front, stored.key))
     oldest_first = [stored for stored, _ in reversed(loaded)]
     fronts = {stored.front: Front(stored.lineage, stored.texts) for stored in oldest_first if not stored.key}
@@ -414,5 +424,8 @@ def restore(files: ChatFiles) -> Iterable[Instructions]:
 
 
 def _name(front: bytes, key: bytes) -> str:
-    """Return the name of the file for a front (with an empty key) or for one of its lines. The name reveals nothing."""
+    """Return the name of the file for a front (with an empty key) or for one of its lines.
+
+    The name is a hash, so it reveals nothing.
+    """
     return blake2b(front + key, digest_size=16).hexdigest() + SUFFIX
