@@ -266,7 +266,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 class _ReadFile(argparse.Action):
     """The action of --config: read settings from a file.
 
-    Flags override the file, whether they stand before or after --config. Environment variables override it, too.
+    Flags and environment variables override the file, even if a flag stands before --config.
     """
 
     def __call__(

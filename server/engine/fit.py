@@ -29,8 +29,8 @@ from ..http.threads import give_way
 class MemoryPlacement:
     """The quantities that may have to be lowered, so that the model fits into memory.
 
-    gpu_layers: this many of the last layers are on a GPU; the output counts as one layer. gpu_experts: this many of the
-    last layers may have their experts on a GPU. Without a GPU both numbers have no meaning.
+    gpu_layers: this many of the last layers are on a GPU; the output counts as one layer. gpu_experts: this many of the last
+    layers may have their experts on a GPU. Without a GPU, `gpu_layers` and `gpu_experts` have no meaning.
     """
 
     cells: int
@@ -172,8 +172,8 @@ class Limit:
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
         """Return the bytes that the model uses beyond `most`; 0 or less if it fits.
 
-        use: the use of this device. others: the uses of all devices. Integrated GPUs among them may use the
-        same memory.
+        use: the use of this device. others: the uses of all devices, since integrated GPUs may use the memory of this
+        device.
         """
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
@@ -210,8 +210,8 @@ def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> d
 def beside(settings: Settings) -> int:
     """Estimate the bytes of what is loaded beside the served model, from the sizes of the files.
 
-    These are the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV for as
-    many tokens as the served model may have cells.
+    The estimate covers the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV
+    for as many tokens as the served model may have cells.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -246,8 +246,9 @@ ASIDE = 2 << 30  # bytes of host memory that stay free for the system even with 
 def aside(settings: Settings) -> int:
     """Return the bytes of host memory that stay free if the context is longer than `DEFAULT_CONTEXT`.
 
-    `ASIDE` of these bytes are for the system. The others are for idle KV: --cache-ram, but at most `ASIDE`. Idle KV cannot
-    use up the system's bytes, because it takes at most half of the memory that is free after the start.
+    Of the bytes that stay free, `ASIDE` are for the system. The rest is for idle KV: as much as --cache-ram sets, but at
+    most `ASIDE`. Idle KV cannot use up the system's bytes, because it takes at most half of the memory that is free after
+    the start.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -357,7 +358,7 @@ MOST_COUNTED = 1 << 20
 
 
 class LoadProgress(Protocol):
-    """A callback that reports a load's progress. It returns False to abort the load.
+    """A callback that reports a load's progress. The callback returns False to abort the load.
 
     share: the share of the weights that is loaded, from 0 to 1. doing: what the load does at the moment, in words; empty
     while it loads weights.
@@ -415,7 +416,10 @@ def split_of(settings: Settings) -> Split:
 
 
 def card_flag(settings: Settings) -> str:
-    """Return the flag that puts layers on a GPU, with its value; empty if no flag does."""
+    """Return the flag, with its value, by which the user asks for layers on a GPU.
+
+    Return an empty text if no flag asks for that.
+    """
     if settings.gpu_layers not in (ALL_LAYERS, 0):
         return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
     return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
@@ -565,7 +569,10 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self) -> Decision | None:
-        """Choose a context longer than `DEFAULT_CONTEXT`, without lowering another quantity. None: no such context fits."""
+        """Choose a context of at least `DEFAULT_CONTEXT`, without lowering another quantity.
+
+        Return None if no such context fits.
+        """
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", DEFAULT_CONTEXT, CELLS)
@@ -593,7 +600,7 @@ class Fitting:
     def _concessions(self) -> Iterator[Concession]:
         """Yield the quantities that may be lowered because no flag sets them.
 
-        They are ordered by the harm of lowering them, from the least to the most.
+        The quantity whose lowering does the least harm comes first.
         """
         given = self.settings
         is_given = {
@@ -684,7 +691,8 @@ class Fitting:
     def _any_that_fits(self) -> MemoryPlacement | None:
         """Search for any placement that fits, even if it contradicts the user's flags.
 
-        Only if none has at least --fit-ctx cells, also search for placements with fewer cells.
+        First search for placements with at least --fit-ctx cells. If none of them fits, also search for placements with
+        fewer cells.
         """
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):

@@ -46,8 +46,8 @@ class Background:
         """Add the generation of a key, and return True. In any case, drop the key's earlier generation.
 
         Return False, and do not add the generation, if a client's request runs or waits, if the model's turn on a shared
-        device is over, or if too many generations are unfinished. With `beside`, clients' requests may run, if a slot is
-        idle and all of them use the same LoRA adapters as the generation.
+        device is over, or if too many generations are unfinished. With `beside`, the generation may be added while clients'
+        requests run, if a slot is idle and all of these requests use the same LoRA adapters as the generation.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -60,7 +60,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """End the generation of a key. Return True if there was one and it was unfinished."""
+        """End the generation of a key. Return True if the key had an unfinished generation."""
         generation = self._generations.pop(key, None)
         self._beside.discard(key)
         if generation is None or generation.done:
@@ -80,8 +80,9 @@ class Background:
     def give_way(self, new: Sequence[Generation]) -> None:
         """End the generations that would slow down clients' requests. new: the requests that arrive now.
 
-        A generation ends unless it was added with `beside`. Even such a generation ends if the clients' requests need its
-        slot, if it computes the prompt of a new request, or if a new request uses other LoRA adapters.
+        A generation ends unless it was added with `beside`. A generation that was added with `beside` also ends if the
+        clients' requests need its slot, if it computes the prompt of a new request, or if a new request uses other LoRA
+        adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -244,7 +245,7 @@ class Generations:
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End a background generation. It gets a Failure with the code `GAVE_WAY`."""
+        """End a background generation with a Failure whose code is `GAVE_WAY`."""
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 

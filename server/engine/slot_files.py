@@ -55,8 +55,8 @@ class Arrivals:
 class SlotStore:
     """Saves the histories of slots to files, and restores them. Safe from any thread.
 
-    made_by: identifies the model and the settings that KV depends on. Each file contains it, and a file with another
-    `made_by` is refused. None if the server saves no KV.
+    made_by: identifies the model and the settings that KV depends on. Each file contains the `made_by` of the server that
+    wrote it, and a file with another `made_by` is refused. If the server saves no KV, `made_by` is None.
     """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:

@@ -1,4 +1,4 @@
-"""The cache, the slots and the statistics as frozen values, for other threads.
+"""Shows the cache, the slots and the statistics to other threads, as frozen values.
 
 Only the engine's thread may read the cache. The thread answers each question between two steps, and the caller waits for
 the answer.
