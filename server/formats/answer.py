@@ -64,7 +64,7 @@ class AnswerReader(Protocol):
     def finish(self, is_cut: bool = False) -> list[Fragment]:
         """Return the remaining fragments. Call this once, after the last `push`.
 
-        is_cut: whether the answer ended at a limit. If so, a call without a complete name is dropped.
+        is_cut: whether the answer ended at a limit. If the answer was cut, a call without a complete name is dropped.
         """
         ...
 
@@ -138,7 +138,7 @@ def decoded_arguments(arguments: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the field of the request that it comes from. Errors name this field."""
+    """A grammar, and the field of the request that it comes from. Errors in the grammar name the request's field."""
 
     field: str
     source: GrammarSource
@@ -150,8 +150,8 @@ class AnswerFormat:
 
     reader: makes a reader of the answer's text.
     spelt: the control tokens that stay in the answer's text, because the reader looks for them.
-    grammar_spec: the grammar that the answer must follow. None if any text is allowed.
-    reasoning: the limit of the answer's reasoning. None for no limit.
+    grammar_spec: the grammar that the answer must follow; None if any text is allowed.
+    reasoning: the limit of the answer's reasoning; None if there is no limit.
     """
 
     reader: Callable[[], AnswerReader] = Plain

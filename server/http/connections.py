@@ -50,7 +50,7 @@ class Connections(ServerState):
 
     most: the most connections that may be open.
     arriving: accepted connections that uvicorn has not yet put into `connections`.
-    tls: the TLS context of all connections. None for plain HTTP.
+    tls: the TLS context of all connections; None for plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
@@ -60,7 +60,10 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Add a connection to those that wait for their clients. One that already waits keeps its place in the order."""
+        """Add a connection to those that wait for their clients.
+
+        A connection that already waits keeps its place in the order.
+        """
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
@@ -178,7 +181,7 @@ class ConnectionListener:
             self._connections.log("a new connection could not be opened: %r", error)
 
     def _wait(self) -> None:
-        """Accept nothing for `PAUSE` seconds. Meanwhile the system queues new connections."""
+        """Accept nothing for `PAUSE` seconds, while the system queues new connections."""
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE, self._listen)
 

@@ -47,7 +47,11 @@ def note_client(scope: Scope, key: bytes) -> None:
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. As an `Exception` it would be taken for a failure of the chat template."""
+    """Ends work whose result nobody waits for.
+
+    `Disconnected` is no `Exception`, because code around a chat template would take an `Exception` for a failure of the
+    template.
+    """
 
 
 def _closed() -> RequestError:
@@ -104,7 +108,7 @@ def give_way() -> None:
 
 
 class Turns:
-    """Runs the work of many clients in turns, one piece at a time. Any thread may use it."""
+    """Runs the work of many clients in turns, one piece at a time. Any thread may use this object."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -115,7 +119,10 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue a piece of work. Its `future` gets the result. Raises RequestError 503 after `close`."""
+        """Queue a piece of work, and return it. The `future` of the returned work gets the result.
+
+        Raises RequestError 503 after `close`.
+        """
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -224,7 +231,7 @@ class PromptThreads:
     """Makes prompts in threads, for the event loop. Small and large prompts have separate turns.
 
     room: how many more bytes of requests may be added. Requests take memory while they wait, so a large request that exceeds
-    `room` is refused. Small requests are never refused for this reason.
+    `room` is refused. Small requests are never refused for lack of `room`.
     num_open: the number of prompts that wait or are being made.
     """
 
