@@ -8,9 +8,9 @@ frequency of a word is counted within one file. There are three queues, so that 
     vectors   a1 b1 a2 a1 ...
 
 The clients (a and b) take turns in the first two queues, and the scopes of kept files take turns in the third. The quick
-queue reads one file at a time, for at most `QUICK` seconds of processor time. If a file takes longer, the slow queue reads
-it from the start, with the time limit of a file of --docs. The third queue computes the vectors of kept files, a batch of
-documents at a time, while no request runs.
+queue reads one file at a time, for at most `QUICK` seconds of processor time. If the quick queue does not read a file in
+this time, the slow queue reads the file from the start, with the time limit of a file of --docs. The third queue computes
+the vectors of kept files, a batch of documents at a time, while no request runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Attachment:
     state: `embedding`, `ready`, or `failed` with an `error`.
     num_vectors: vectors computed so far.
     num_embedded: documents that get a vector.
-    embedding: the model that computed the vectors. None until all vectors are computed.
+    embedding: the model that computed the vectors; None until all vectors are computed.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Attachment:
 
         Raises Unreadable and sqlite3.Error. Raises SlowError if the time runs out, and EndedError after `stop`.
 
-        seconds: the most processor time. A small file may be given less.
+        seconds: the most processor time. A small file may get less time than `seconds`.
         """
         with self._lock:
             if self._over.is_set():
@@ -157,7 +157,7 @@ class Attachment:
             raise Disconnected
 
     def fail(self, error: str) -> None:
-        """Store the reason why the file has no vectors. A search by words still works."""
+        """Store the reason why the file has no vectors. A search of the file by words still works."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
@@ -177,7 +177,10 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End the reading of the file and the work on its vectors. Neither can start again."""
+        """End the reading of the file and the work on its vectors.
+
+        The reading and the work on vectors cannot start again.
+        """
         self._over.set()
         self._reader.interrupt()
 
@@ -227,7 +230,7 @@ class Attachments:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to disk. The caller must then `read` and `release` it.
+        """Write an attached file to disk. After `take`, the caller must `read` the file, and must `release` it at the end.
 
         Raises RequestError: 400 for an empty file, 413 for a file that is too large, and 503 if too many files wait, if the
         disk is full, or if the server shuts down.
@@ -299,7 +302,7 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder for the files of this server. Files that a killed server left there are deleted.
+        """Return the folder for the files of this server. If a killed server left files in this folder, they are deleted.
 
         Raises OSError and FolderError.
         """
@@ -396,7 +399,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. If this fails, searches by words still work."""
+        """Compute the vectors of a file, in a thread of `_vectors`.
+
+        If the computation fails, searches of the file by words still work.
+        """
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -459,7 +465,10 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return `vector`, the vector of the query `text`. It is computed only once for the searches in all files."""
+    """Return `vector`, the vector of the query `text`.
+
+    The vector of a query is computed only once for the searches in all files.
+    """
     return vector
 
 
