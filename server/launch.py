@@ -266,7 +266,7 @@ def make_folder(folder: Path) -> None:
 def write(folder: Path, setup: AgentSetup) -> None:
     """Write the files of a client. Each file is written whole or not at all, and only its owner can read it.
 
-    Raises LaunchError if the folder already has one of the files and this command did not write it.
+    Raises LaunchError if the folder already has one of the files, but this command did not write that file.
     """
     mark = folder / MARK
     if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):

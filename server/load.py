@@ -417,7 +417,7 @@ SPEC_TYPES = (  # the values that llama-server accepts for --spec-type
 
 
 def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: MayGoOn) -> DraftModel | None:
-    """Load the draft model. None if the settings name none, or if the served model cannot use drafts.
+    """Load the draft model. Return None if the settings name no draft model, or if the served model cannot use drafts.
 
     Raises ModelError and SettingsError.
     """

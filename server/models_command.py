@@ -28,8 +28,8 @@ class ModelFacts:
     """Facts about a model that are known without loading it.
 
     size: bytes of the model's files.
-    context: tokens of context that fit now. 0 if the model generates no text or no context fits.
-    kv_*: the size of the model's KV in --cache-dir. KV that was computed with other settings counts, too.
+    context: tokens of context that fit now; 0 if the model generates no text or no context fits.
+    kv_*: the size of the model's KV in --cache-dir, including KV that was computed with other settings.
     memory: lines that describe how the model and its context fit into memory.
     problem: why the model cannot be served; empty if it can be served.
     """

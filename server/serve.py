@@ -172,7 +172,7 @@ def _model_file(path: Path) -> Path:
     """Return the path of a model unchanged, or raise ModelError for a path that cannot be a model.
 
     A path cannot be a model if it is a folder, or a missing file whose name does not end with .gguf. `check_file` later
-    finds other errors.
+    finds other errors of the file.
     """
     if os.path.isdir(path):
         wanted = "expected a GGUF file; --models-dir serves all models in a folder"

@@ -67,7 +67,7 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting. Its flag overrides its environment variable, SLOTCACHE_<NAME>.
+    """A setting. The setting's flag overrides its environment variable, SLOTCACHE_<NAME>.
 
     The fields are the parameters of `row`. If the setting is a switch, `fixed` also has the flags that turn the switch off.
     clamps: whether a number outside the range becomes the nearest number in the range; otherwise such a number is an error.

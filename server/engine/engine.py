@@ -385,8 +385,8 @@ LOOK = 0.25  # how often the watchdog looks, as a share of its limit
 class Watchdog:
     """Watches the steps of one thread, and reports each step that hangs.
 
-    It does not watch loads, the warm-up or the wait for requests. seconds: the limit; 0: no limit. A step hangs if it takes
-    longer than the limit plus `TOKEN_SECONDS` for each of its tokens.
+    The watchdog does not watch loads, the warm-up or the wait for requests. seconds: the limit; 0: no limit. A step hangs if
+    it takes longer than the limit plus `TOKEN_SECONDS` for each of its tokens.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -398,7 +398,7 @@ class Watchdog:
 
     @property
     def hanging(self) -> float:
-        """For how many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
+        """For how many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read this value."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
@@ -557,14 +557,14 @@ class Engine:
         ends, but the tokens computed so far stay cached. With `beside`, the generation may go on while clients' requests
         run: see `Background.give_way`.
 
-        The future is True if the generation was queued, and False if it may not run now or too many generations are
-        unfinished: see `Background.put`.
+        The future is True if the generation was queued. The future is False if the generation may not run now, or if too
+        many generations are unfinished: see `Background.put`.
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`. Its computed tokens stay cached.
+        """End the background generation of `key`. The tokens computed so far stay cached.
 
         The future is True if the generation was unfinished.
         """
@@ -702,7 +702,9 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and to the tiers below it. Then let a draft model read ahead.
+        """Copy idle KV to host memory and to the tiers below it.
+
+        When all of this KV is copied, let a draft model read ahead.
 
         The idle work ends as soon as another thread puts an act into the inbox. until: the time at which the copying ends;
         if it is given, the draft model does not read ahead.
@@ -832,7 +834,7 @@ class Engine:
         self.outbox.send()
 
     def _abort(self, reason: str) -> None:
-        """Tell clients that llama.cpp is about to end the process. Any thread may call this."""
+        """Tell clients that llama.cpp is about to end the process. Any thread may call `_abort`."""
         self._give_up(f"llama.cpp has ended the server: {reason}")
         if loop := self.outbox.loop:
             sent = Event()

@@ -720,9 +720,9 @@ class Fitting:
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
     """Replace `--repack auto` by the faster layout of the weights.
 
-    The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact
-    to the bit. With --cache-dir, the first start stores its choice there, and later starts keep it, because KV of one layout
-    cannot be used with the other. progress: as in `Model`.
+    The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact to
+    the bit. With --cache-dir, the first start stores its choice of a layout in that folder. Later starts keep this choice,
+    because KV of one layout cannot be used with the other layout. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

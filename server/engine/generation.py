@@ -200,7 +200,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Remove and return the first piece. If there are more than `MAX_PIECES`, join all of them and return the result."""
+        """Remove and return the first piece. If more than `MAX_PIECES` pieces wait, return all of them, joined."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -289,14 +289,14 @@ class Generation:
     """One answer to a request, as the engine sees it. The scheduler's state of the request is its `Job`.
 
     id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit
-    that the request sets, even if the context is too short for it; -1 if the request sets none. scope: the client's name
-    of the cache scope. no_cache_reason: why the request may reuse no KV; None if it may. spells: returns whether token ids
-    (int32) spell a text byte for byte. The ids of an answer are kept only if they spell its text, and never if `spells` is
-    None. is_whole: whether the client gets the text only at the end. on_end: called in the event loop after the engine has
-    ended the generation and before the client can read the end. outlives_client: whether the generation goes on if its
-    client disconnects. is_unattended: whether the client has disconnected and the generation goes on. abandoned: whether
-    the client has disconnected and the engine is about to end the generation. first: the generation of the prompt's first
-    choice; None if this generation is the first choice.
+    that the request sets, even if the context is too short for it; -1 if the request sets none. scope: the client's name of
+    the cache scope. no_cache_reason: why the request may reuse no KV; None if the request may reuse KV. spells: returns
+    whether token ids (int32) spell a text byte for byte. The ids of an answer are kept only if they spell its text, and
+    never if `spells` is None. is_whole: whether the client gets the text only at the end. on_end: called in the event loop
+    after the engine has ended the generation and before the client can read the end. outlives_client: whether the generation
+    goes on if its client disconnects. is_unattended: whether the client has disconnected and the generation goes on.
+    abandoned: whether the client has disconnected and the engine is about to end the generation. first: the generation of
+    the prompt's first choice; None if this generation is the first choice.
     """
 
     id: str
@@ -400,7 +400,7 @@ class Generation:
         return self.take_unsent() if len(self.unsent) >= MAX_UNSENT else None
 
     def take_unsent(self) -> Delta | None:
-        """Remove the kept pieces, and return them as one piece; None: there are none."""
+        """Remove the kept pieces, and return them as one piece, or None if no piece is kept."""
         unsent, self.unsent = self.unsent, []
         return _join(unsent) if unsent else None
 
@@ -428,7 +428,7 @@ class Generation:
         return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
-        """Return llama-server's `timings` of the answer so far. For the event loop, after the first token."""
+        """Return llama-server's `timings` of the answer so far. Call this in the event loop, after the first token."""
         return timings(
             num_cached=self.job.reuse.cached,
             num_computed=self.job.num_prompt - self.job.reuse.cached,
@@ -613,7 +613,7 @@ def _end(generation: Generation) -> str:
 def _miss(generation: Generation, report: Report) -> Fields:
     """Return where reuse ended, and in which part of the prompt.
 
-    The id of a document is omitted, because a client wrote it.
+    The result omits the ids of documents, because clients write these ids.
     """
     layout = generation.job.layout
     if report.miss is None:

@@ -166,8 +166,8 @@ class Generations:
     def push(self, job: Job, token: int) -> None:
         """Add to a job's generation the tokens that the job got from one step.
 
-        First comes `token`, then the accepted drafted tokens, then the tokens that a grammar determines. An error ends only
-        this generation.
+        The first of these tokens is `token`. The accepted drafted tokens come next, then the tokens that a grammar
+        determines. An error ends only this generation.
         """
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
@@ -238,7 +238,7 @@ class Generations:
     def goes_on(self, job: Job) -> bool:
         """Return whether a request can go on after a failed step.
 
-        It can go on if the failure lost none of the tokens that its sampler chose.
+        The request can go on if the failure lost none of the tokens that the request's sampler chose.
         """
         if (generation := self._open.get(job.request.id)) is None:
             return False
@@ -277,7 +277,7 @@ class Generations:
             self._fail(generation, RequestError(why, status=503))
 
     def give_up(self, why: str) -> None:
-        """Send a Failure to every open generation. Leave the scheduler alone, since it may be in any state."""
+        """Send a Failure to every open generation. Do not touch the scheduler, since the scheduler may be in any state."""
         self.is_closed, self._why = True, why
         error = RequestError(why, status=500)
         for generation in self._open.values():

@@ -30,7 +30,7 @@ def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
 
 
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
-    """Return the id of each prefix of a prompt that ends at one of the stops.
+    """Return an id for each of the stops: the id of the prompt's prefix up to this stop.
 
     stops: positions in ascending order. adapters: as in `Scope`.
     """
@@ -307,7 +307,7 @@ LONGEST = 80  # characters of a quote
 
 
 def volatile_span(text: str, at: int) -> str | None:
-    """Return the kind and the text of the volatile span that covers position `at` of a text; None: no span covers it.
+    """Return the kind and the text of the volatile span that covers position `at` of a text, or None if no span covers `at`.
 
     The character before a span counts as covered, since a token may start with the space before a word.
     """
@@ -327,7 +327,7 @@ MOST_BRANCHES = 4  # most earlier prompts to compare, the most recently used fir
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece in which a prompt differs from an earlier prompt, while the tokens after it are equal in both.
+    """A short piece in which a prompt differs from an earlier prompt, while both have equal tokens after the piece.
 
     before, after: the tokens (int32) of the piece in the earlier prompt and in this prompt. num_after: the number of equal
     tokens after the piece, which would have been reused without the change.
@@ -342,8 +342,8 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
     """Return the piece from position `at` on in which a prompt differs from an earlier prompt.
 
     The earlier prompts are those in the prefix tree with the same tokens up to `at` and different tokens after it. Return
-    None if no earlier prompt has equal tokens after a short piece that differs. last_node: the node at which the path of the
-    prompt ends.
+    None if no earlier prompt has equal tokens after a short piece that differs. last_node: the last node of the prompt's
+    path in the tree.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:

@@ -128,7 +128,10 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object. None if the text is not a JSON object, for example because it was cut."""
+    """Return the arguments of a call as an object.
+
+    Return None if the text is not a JSON object, for example because the answer was cut.
+    """
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):

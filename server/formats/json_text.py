@@ -22,7 +22,7 @@ MAX_SPACE = 64  # the most characters of white space between two tags
 
 
 class Tags:
-    """Tags to find in a text. If two tags begin at the same position, the longer tag is found."""
+    """Tags to find in a text. If two tags begin at the same position of the text, the longer tag is found."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -226,7 +226,10 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value that arrives in pieces. It only counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value that arrives in pieces.
+
+    The search only counts brackets and quotes, and checks nothing else.
+    """
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -344,8 +347,8 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 def literal(word: str, wanted: ParameterType) -> str:
     """Convert a word without quotes to JSON. The word comes from a notation in which strings have quotes.
 
-    The words null and None become null. Any other word becomes a value of a wanted type if it fits one. A word that fits no
-    wanted type becomes a number, a boolean or a string.
+    The words null and None become null. Any other word that fits a wanted type becomes a value of this type. A word that
+    fits no wanted type becomes a number, a boolean or a string.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
@@ -374,7 +377,7 @@ LONGEST_NUMBER = 400  # the most characters of a number that is rewritten for JS
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Convert a value to JSON if it has one of these types. Otherwise return None.
+    """Convert a value to JSON if the value has one of the types in `kinds`. Otherwise return None.
 
     The value may differ from JSON's notation, as `TRUE`, `.5` and `(1, 2)` do.
     """

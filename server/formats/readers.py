@@ -603,7 +603,10 @@ class TaggedAnswer:
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
-        """Read the reasoning at the start of an answer, if there is any. If `thinking` is None, `opened` becomes content."""
+        """Read the reasoning at the start of an answer, if the answer starts with reasoning.
+
+        If `thinking` is None, `opened` becomes content.
+        """
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
@@ -819,7 +822,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """Reads one call. Its arguments are held back until its name is known."""
+    """Reads one call. The call's arguments are held back until the tool's name is known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls

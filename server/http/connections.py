@@ -60,7 +60,7 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Add a connection to those that wait for their clients.
+        """Add a connection to the connections that wait for their clients.
 
         A connection that already waits keeps its place in the order.
         """
@@ -68,7 +68,7 @@ class Connections(ServerState):
         self._waiting.setdefault(connection)
 
     def works(self, connection: WaitingConnection) -> None:
-        """Remove a connection from those that wait for their clients, because it works or has ended."""
+        """Remove a connection that works or has ended from the connections that wait for their clients."""
         self._waiting.pop(connection, None)
 
     @property
@@ -189,8 +189,8 @@ class ConnectionListener:
 class ListeningServer(uvicorn.Server):
     """uvicorn with TLS, socket files, and a limit on the number of its connections.
 
-    Its config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError for TLS
-    files that cannot be used.
+    The server's config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError
+    for TLS files that cannot be used.
 
     most: the most connections that may be open.
     settings: the settings with the addresses, socket files and TLS files.
@@ -241,7 +241,7 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        When uvicorn ends, it raises all captured signals again. This server raises only the first signal.
+        When uvicorn ends, it raises all captured signals again. This server raises only the first signal again.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

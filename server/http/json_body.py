@@ -34,7 +34,7 @@ def check_elements(*texts: bytes, what: str = "the body", param: str | None = No
 
 
 def _count(texts: Iterable[bytes]) -> Counter[str]:
-    """Count the elements of texts. Stop once there are too many."""
+    """Count the elements of texts. Stop the count once the texts have too many elements."""
     found = Counter[str]()
     for text in texts:
         found.update({name: sum(map(text.count, marks)) for name, (marks, _) in ELEMENTS.items()})

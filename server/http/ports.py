@@ -37,7 +37,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 
 
 def _error_of(host: str, port: int) -> int:
-    """Try to listen on a port. Return the number of the error, or 0 if there is none."""
+    """Try to listen on a port. Return the number of the error, or 0 if listening works."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:

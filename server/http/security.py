@@ -74,7 +74,10 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return a warning about who may use the server. Empty if the server has keys, or if only this machine can reach it."""
+    """Return a warning about who may use the server.
+
+    Return an empty text if the server has keys, or if only this machine can reach the server.
+    """
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -203,7 +206,10 @@ def is_open(scope: Scope) -> bool:
 
 
 class Gate:
-    """Refuses requests with 401, 403 or 415 before they reach a route, except requests for which `is_open` is true."""
+    """Refuses requests with 401, 403 or 415 before they reach a route.
+
+    Requests for which `is_open` is true are not checked.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins

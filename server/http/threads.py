@@ -38,7 +38,7 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Set the sender of the current request. The request's work then waits in the queue of this client.
+    """Set the sender of the current request. The work of the request waits in the queue of this sender.
 
     key: a valid API key of the server, or empty. If invalid keys counted, one client could pretend to be many.
     """
@@ -83,7 +83,7 @@ class _Work(Generic[T]):
             self.turns.drop(self)
 
     def end(self, error: BaseException) -> None:
-        """End work that has not started. Its `future` raises the error."""
+        """End work that has not started, so that its `future` raises the error."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -139,7 +139,7 @@ class Turns:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return when this work has the turn again. If no other work waits, keep the turn."""
+        """Pass the turn on, and return when this work has the turn again. If no other work waits, `work` keeps the turn."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -151,7 +151,7 @@ class Turns:
     def close(self) -> None:
         """Drop work that has not started, and end started work at its next `give_way`. Wait until all threads have ended.
 
-        The futures of all this work raise Disconnected.
+        The futures of the dropped and the ended work raise Disconnected.
         """
         with self._lock:
             self._closed = True

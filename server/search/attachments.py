@@ -133,7 +133,9 @@ class Attachment:
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the file's documents while no request runs. Between batches, other scopes get their turns.
+        """Compute the vectors of the file's documents while no request runs.
+
+        Between two batches of documents, the files of other scopes get their turns.
 
         A file in a language that the model does not know gets no vectors. Raises RequestError and sqlite3.Error. Raises
         Disconnected after `stop`.
@@ -338,7 +340,7 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a kept file of a scope, and note its use. Raises RequestError 404 if there is none.
+        """Return a kept file of a scope, and note its use. Raises RequestError 404 if the scope has no such file.
 
         where: the field of the request with the id.
         """

@@ -139,7 +139,9 @@ def _question(heading: str) -> str:
 
 
 class FolderWatcher:
-    """Keeps an index up to date in its own threads. It first reads files, then computes vectors while no request runs.
+    """Keeps an index up to date in its own threads.
+
+    The watcher first reads files, then computes vectors while no request runs.
 
     state: opening, reading, embedding, ready or failed. Any thread may read `state`.
     error: the reason for the last failure.
@@ -379,7 +381,7 @@ def _temporary_folder() -> Path:
 def remove_temporary_folder() -> None:
     """Remove the temporary folder of `index_folder`, if there is one.
 
-    This must be called before a signal ends the process, since `atexit` does not run then.
+    Call this before a signal ends the process, since a signal ends the process without `atexit`.
     """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)

@@ -304,7 +304,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object such as `{"prompt_string": text}`. Return any other value unchanged."""
+    """Return the text of `one` if it is an object such as `{"prompt_string": text}`. Return any other `one` unchanged."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -372,7 +372,7 @@ class EmbeddingWorker:
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. Any thread may call it."""
+        """Return whether the engine generates. Any thread may call this method."""
         return self._queue.is_busy()
 
     @property
