@@ -184,8 +184,8 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Crush.
 
-    Crush gets a separate folder for its data, because in its usual folder it remembers the last chosen model and prefers
-    that model to the setup. Crush evaluates a key as a shell would, even $(commands), so the key is in a variable.
+    Crush gets a separate folder for its data. In its usual folder, Crush remembers the last chosen model, and prefers that
+    model to the model of the setup. Crush evaluates a key as a shell would, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,

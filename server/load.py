@@ -577,7 +577,7 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
     """Make the tiers of the cache below host memory.
 
-    If KV was imported into the common scope, the new KV of this scope is stored in the same place, because new KV may
+    If KV was imported into the common scope, new KV of the common scope is stored in the same place, because new KV may
     continue imported KV.
 
     made_by: the provenance of the tiers' records.

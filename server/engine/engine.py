@@ -197,7 +197,7 @@ class Sleep:
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Share the device with other models: ask `device` before each load.
 
-        Call it before the engine starts, while the model is loaded. seconds: how long the model's load took.
+        Call `share` before the engine starts, while the model is loaded. seconds: how long the model's load took.
         """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 

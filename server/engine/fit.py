@@ -585,8 +585,8 @@ class Fitting:
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
         """Yield the rules by which a placement may count as fitting, from the strictest to the loosest.
 
-        Each rule has three parts: the margin, whether weights in host memory count as used memory, and a note that tells
-        the user the drawback; the note is empty if there is no drawback.
+        Each rule has three parts: the margin, whether weights in host memory count as used memory, and a note for the user
+        about the rule's drawback. If the rule has no drawback, the note is empty.
         """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
@@ -623,8 +623,8 @@ class Fitting:
     def placed(self, placement: MemoryPlacement) -> Settings:
         """Return the settings for a placement.
 
-        -ngl changes only if the placement differs from the wanted placement in `gpu_layers`. -ncmoe changes only if they
-        differ in `gpu_experts`.
+        -ngl changes only if the placement differs from the wanted placement in `gpu_layers`. -ncmoe changes only if the
+        placement differs from it in `gpu_experts`.
         """
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:

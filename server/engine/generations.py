@@ -45,9 +45,10 @@ class Background:
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
         """Add the generation of a key, and return True. In any case, drop the key's earlier generation.
 
-        Return False, and do not add the generation, if a client's request runs or waits, if the model's turn on a shared
-        device is over, or if too many generations are unfinished. With `beside`, the generation may be added while clients'
-        requests run, if a slot is idle and all of these requests use the same LoRA adapters as the generation.
+        The generation is not added, and the result is False, in three cases: a client's request runs or waits, the model's
+        turn on a shared device is over, or too many generations are unfinished. With `beside`, the generation may be added
+        while clients' requests run, if a slot is idle and all of these requests use the same LoRA adapters as the
+        generation.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -145,7 +146,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Set the times at which requests were admitted, and show their prompts to their samplers.
+        """Note that requests were admitted: set their times of admission, and show the samplers their prompts.
 
         A preempted request that is admitted again keeps the time of its first admission.
         """

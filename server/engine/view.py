@@ -360,8 +360,9 @@ T = TypeVar("T")
 class Missing:
     """The part of a prompt that has to be computed, and whether idle time can be used for it now.
 
-    tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free. idle:
-    whether the engine has no request, the model is loaded, and its turn on a shared device is not ending.
+    tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free for the
+    tokens to compute. idle: whether the engine has no request, the model is loaded, and its turn on a shared device is not
+    ending.
     """
 
     tokens: int

@@ -18,7 +18,7 @@ LARGEST = 4  # how many bodies of the largest size may be in memory at a time
 
 @dataclass(slots=True)
 class Bodies:
-    """Reads bodies. For the event loop only.
+    """Reads bodies. Only the event loop may use this object.
 
     most: the most bytes of one body.
     room: bytes of memory that are still free for bodies.

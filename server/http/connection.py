@@ -115,8 +115,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     head: the most seconds until a request's head has arrived. If the body of a request still arrives after the answer has
     ended, the rest of the body must arrive within `head` seconds, too.
-    patience: if written bytes wait for the client, it must read all of them within this many seconds, or must read at least
-    `rate` bytes a second.
+    patience: if written bytes wait for the client, the client must read all of these bytes within `patience` seconds, or
+    must read at least `rate` bytes a second.
     bite: the most bytes of one read. The event loop waits while the bytes of a read are parsed, which takes 12 us even for a
     chunk of one byte.
     credit: the most seconds for which a body counts as making progress although no byte arrives. For every `rate` bytes that

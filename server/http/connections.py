@@ -4,8 +4,8 @@
                               |
                               +--- closed when the limit is reached, the longest waiting connection first
 
-A time limit for waiting could not replace the limit on the number: it would be too long for a full server, or too short for
-a server with few connections.
+A time limit for waiting could not replace the limit on the number of connections. Any time limit would be too long for a
+full server, or too short for a server with few connections.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WaitingConnection(Protocol):
 
 
 class Connections(ServerState):
-    """uvicorn's shared state of all connections, with a limit on their number. For the event loop only.
+    """uvicorn's shared state of all connections, with a limit on their number. Only the event loop may use this object.
 
     most: the most connections that may be open.
     arriving: accepted connections that uvicorn has not yet put into `connections`.

@@ -6,10 +6,10 @@
 
 One piece of work has the turn. After `TURN` seconds, its next call of `give_way` passes the turn to the first piece in the
 queue of the next client. The interrupted piece goes to the end of its own client's queue. Before its own turn, a client
-waits for at most one turn of each other client, however many and however large the pieces of the other clients are.
+waits for at most one turn of each other client. The number and the size of the other clients' pieces do not matter.
 
-A piece keeps its thread from its first turn to its end. A client with a started piece may start another piece only while
-half of the threads are free, so that other clients can start their work.
+A piece keeps its thread from its first turn to its end. If a client has already started a piece, it may start another piece
+only while half of the threads are free. So other clients can start their work.
 """
 
 from __future__ import annotations

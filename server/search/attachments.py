@@ -63,7 +63,7 @@ class Attachment:
 
     name: the file's name, without control characters.
     size: bytes of the file.
-    letters, tokens: the length of the file's text.
+    letters, tokens: the length of the file's text in letters and in tokens.
     num_bytes: bytes of the folder on disk.
     left_out: how many letters were left out on purpose, by kind of text, such as navigation.
     scope: the scope that may search a kept file.
@@ -194,7 +194,7 @@ class Attachment:
 
 
 class Attachments:
-    """Reads attached files, and keeps some of them for searches by one scope each. For the event loop only.
+    """Reads attached files, and keeps some of them for searches by one scope each. Only the event loop may use this object.
 
     num_read: files that were read.
     num_failed: files that could not be read.
@@ -321,9 +321,9 @@ class Attachments:
         """Keep a file, so that the chats of a scope can search it. The file must have been read.
 
         The file can be searched by words at once, and by vectors once all vectors are computed. If a scope has too many
-        files, its least recently used files are removed. If there are too many files in total, or if they take too much of
-        the disk, files are removed from the scope whose files take most bytes, the least recently used file first. Raises
-        RequestError at shutdown.
+        files, its least recently used files are removed. Files are also removed if all scopes together have too many files,
+        or if the files take too much of the disk. In that case, the scope whose files take most bytes loses its least
+        recently used files. Raises RequestError at shutdown.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:

@@ -49,8 +49,8 @@ UNUSED = 90  # days after which an unused index is removed
 class DocumentPrefetch(Protocol):
     """The prefill of documents before a client asks a question about them.
 
-    num_documents: the documents prefilled so far.
-    num_tokens: the tokens of these documents.
+    num_documents: the number of documents prefilled so far.
+    num_tokens: the number of tokens of the documents prefilled so far.
     """
 
     num_documents: int
@@ -61,7 +61,9 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """The folders of --docs. One scope may search them. For the event loop only, but any thread may use `index`.
+    """The folders of --docs. One scope may search them.
+
+    Only the event loop may use this object, but any thread may use `index`.
 
     top_k: the default number of hits.
     watcher: keeps the index up to date.

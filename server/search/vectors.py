@@ -324,7 +324,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. For the event loop, except for methods that are documented otherwise.
+    """An embedding or reranking model.
+
+    Only the event loop may use this object, except for methods that are documented otherwise.
 
     name: the model's name in answers.
     num_open: requests that wait for the model.
@@ -686,7 +688,7 @@ class _Loader:
         Return None if there is no file and `is_served` is false.
 
         file: the model's file; empty if no file is given.
-        is_served: whether the settings ask for the served model.
+        is_served: whether the settings ask the served model itself for vectors or scores.
         """
         if file and is_served:
             raise ModelError(f"{file} and the served model {self.model.path} cannot both be used: choose one of the two")
