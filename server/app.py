@@ -140,22 +140,25 @@ class AppState:
 
     @property
     def service(self) -> Service | None:
-        """The service of the first model. None while the model loads, and for an encoder because it generates no text."""
+        """The service of the first model.
+
+        The service is None while the model loads, and for an encoder, because an encoder generates no text.
+        """
         return self.models.served.service if self.models.served else None
 
     @property
     def vectors(self) -> Vectors | None:
-        """The parts that compute vectors with the first model and the models beside it. None while the first model loads."""
+        """The parts that compute vectors with the first model and the models beside it; None while the first model loads."""
         return self.models.served.vectors if self.models.served else None
 
     @property
     def folder_index(self) -> FolderIndex | None:
-        """The index of --docs. None while the first model loads, and without --docs."""
+        """The index of --docs; None while the first model loads, and without --docs."""
         return self.models.served.folder_index if self.models.served else None
 
     @property
     def failure(self) -> str | None:
-        """Why an engine has ended for good. None while all engines can run."""
+        """Why an engine has ended for good; None while all engines can run."""
         return next((one.engine.failure for one in self.services if one.engine.failure), None)
 
     @property
@@ -171,7 +174,7 @@ class AppState:
         return all(one.is_asleep for one in (*engines, *workers))
 
     def loaded(self) -> Vectors:
-        """Return `vectors` if the server can answer requests.
+        """Return `vectors` of the loaded model, after a check that the server can answer requests.
 
         Raises RequestError 503 while the first model loads, and also once an engine has ended for good.
         """
@@ -188,7 +191,10 @@ class AppState:
         return max((service.engine.watchdog.hanging for service in self.services), default=0.0)
 
     def ready(self) -> Service:
-        """Return the service of the first model. Raises RequestError as `loaded` does, and 501 for an encoder."""
+        """Return the service of the first model.
+
+        Raises RequestError 503 as `loaded` does, and RequestError 501 if the model is an encoder.
+        """
         vectors = self.loaded()
         if self.service is None:
             raise RequestError(f"{vectors.name} generates no text: it is served for vectors or scores only", status=501)
@@ -197,7 +203,7 @@ class AppState:
     async def metrics(self, service: Service | None) -> bytes:
         """Return the metrics of a model in Prometheus' text format. Raises RequestError as `loaded` does.
 
-        service: the model's service. None for a model that generates no text.
+        service: the model's service; None for a model that generates no text.
         """
         computed = self.loaded().computed
         if service is None:
@@ -226,9 +232,11 @@ class AppState:
 
 
 class TrailingSlash:
-    """Removes the trailing slash that some clients add to a path. These clients would not follow a redirect.
+    """Removes the trailing slash that some clients add to a path.
 
-    The slash stays if no route has the path without it. It also stays if the path may end in a name that contains
+    A redirect would not help, because the clients that add a slash do not follow redirects.
+
+    The slash stays if no route has the path without it. The slash also stays if the path may end in a name that contains
     slashes, such as the name of a model.
     """
 

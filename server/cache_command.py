@@ -37,7 +37,7 @@ DAY = 86_400 * 10**9  # ns
 def main(argv: Sequence[str]) -> int:
     """Run a command and return its exit code.
 
-    The code is 1 if a record is damaged. It is 2 if the command fails; one line on stderr then says why.
+    The code is 1 if a record is damaged. If the command fails, the code is 2, and one line on stderr says why.
     """
     chosen = _parser().parse_args(argv)
     try:

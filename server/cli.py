@@ -51,7 +51,7 @@ INTERRUPTED, UNREAD = 130, 141  # the exit codes that shells report for SIGINT a
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
+    """Run a command and return its exit code. If the command fails, the code is 2, and one line on stderr says why."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)

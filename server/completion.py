@@ -43,7 +43,10 @@ def _bash(commands: Commands) -> str:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Return the values that an argument allows. Empty if it allows any. A setting lists its values in the metavar."""
+    """Return the values that an argument allows, or an empty list if it allows any value.
+
+    An argument for a setting lists the allowed values in its metavar.
+    """
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return [str(choice) for choice in action.choices or ()] or (shown.split("|") if "|" in shown else [])
 

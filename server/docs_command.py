@@ -1,4 +1,4 @@
-"""`slotcache docs`: list and remove the indexes of `--docs`. They contain the text of every folder that was served."""
+"""`slotcache docs`: list and remove the indexes of `--docs`, which contain the text of every folder that was served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DAY = 86_400  # s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
+    """Run a command and return its exit code. If the command fails, the code is 2, and one line on stderr says why."""
     chosen = _parser().parse_args(argv)
     folder = Path(chosen.docs_db).expanduser() if chosen.docs_db else cache_folder() / "docs"
     try:

@@ -39,7 +39,7 @@ class InstallError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Install a build and return the exit code.
 
-    The code is 1 if no build could be installed. It is 2 if npm has no build for this machine.
+    The code is 1 if no build could be installed, and 2 if npm has no build for this machine.
     """
     parser = argparse.ArgumentParser(prog="slotcache install", description=__doc__, allow_abbrev=False)
     parser.add_argument(
@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
 def install(asked: str) -> int:
     """Install a build. Return the exit code. Raises OSError.
 
-    Several builds may be suitable. The first of them that can be fetched and passes its trial is installed. With a build for
-    a GPU, the build for the CPU is installed, too.
+    Several builds may be suitable. The first suitable build that can be fetched and passes its trial is installed. With a
+    build for a GPU, the build for the CPU is installed, too.
 
     asked: the name of a build, or `auto`.
     """
@@ -95,7 +95,8 @@ def _described(build: str) -> str:
 def _take(build: str, is_asked: bool) -> None:
     """Fetch a build. If it is for a GPU, try it on the GPU, and also fetch the CPU's build. Raises InstallError and OSError.
 
-    is_asked: whether the user has named this build. If so, CUDA libraries that it lacks are also fetched.
+    is_asked: whether the user has named this build. If the user has named the build, CUDA libraries that it lacks are also
+    fetched.
     """
     fetch(build)
     if build == "cpu":
@@ -150,7 +151,8 @@ def _locked(lock: Path) -> Iterator[tuple[str, str, str]]:
 def registry() -> str:
     """Return the URL of the user's npm registry, without a trailing slash.
 
-    The environment or a settings file of npm may name a registry. If neither does, it is npm's own.
+    The environment or a settings file of npm may name a registry. If neither names a registry, return the URL of npm's own
+    registry.
     """
     given = {name.lower(): value for name, value in os.environ.items() if value}
     if url := given.get("npm_config_registry"):

@@ -49,7 +49,7 @@ class ServedModel:
 
     url: the server's address, without a path.
     context: the most tokens of a request.
-    key: the server's API key. "none" if the server needs no key.
+    key: the server's API key, or "none" if the server needs no key.
     """
 
     url: str
@@ -63,7 +63,7 @@ class ServedModel:
 
     @property
     def output(self) -> int:
-        """The most tokens of an answer. It is at most a quarter of the context, to leave room for the prompt."""
+        """The most tokens of an answer: at most a quarter of the context, to leave room for the prompt."""
         return min(MOST_OUTPUT, self.context // 4)
 
 
@@ -73,7 +73,7 @@ class AgentSetup:
 
     files: the contents of files, by their names in the client's folder.
     variables: environment variables.
-    kept: names of files that the client itself changes. These files are written only if they do not exist.
+    kept: names of files that the client itself changes, so that this command writes them only if they do not exist.
     """
 
     files: Mapping[str, str]
@@ -83,10 +83,12 @@ class AgentSetup:
 
 
 def claude(model: ServedModel, folder: Path) -> AgentSetup:
-    """Return the setup of Claude Code. It has the size of the context, which Claude Code knows only for its own models.
+    """Return the setup of Claude Code.
+
+    The setup gives the size of the context, because Claude Code knows this size only for its own models.
 
     Two features are off because they would change text that the cache could reuse. The attribution header would change the
-    start of each prompt. Reminders of the remaining tokens would change its messages.
+    start of each prompt. Reminders of the remaining tokens would change the messages of the prompt.
     """
     names = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
@@ -132,8 +134,8 @@ def codex(model: ServedModel, folder: Path) -> AgentSetup:
 def opencode(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of OpenCode.
 
-    With this setup OpenCode sends a cache key. So it uses the cache even if the server runs without --cache-prompt.
-    OpenCode replaces {env:...} and {file:...} in its settings file, so the brace in such texts is escaped.
+    With this setup OpenCode sends a cache key. So OpenCode's requests use the cache even if the server runs without
+    --cache-prompt. OpenCode replaces {env:...} and {file:...} in its settings file, so the brace in such texts is escaped.
     """
     limit = {"context": model.context, "output": model.output}
     provider = {
@@ -182,8 +184,8 @@ def qwen(model: ServedModel, folder: Path) -> AgentSetup:
 def crush(model: ServedModel, folder: Path) -> AgentSetup:
     """Return the setup of Crush.
 
-    Crush gets a separate folder for its data, because in its usual folder it remembers the last chosen model and prefers
-    that model to the setup. Crush evaluates a key as a shell would, even $(commands), so the key is in a variable.
+    Crush gets a separate folder for its data. In its usual folder, Crush remembers the last chosen model, and prefers that
+    model to the model of the setup. Crush evaluates a key as a shell would, even $(commands), so the key is in a variable.
     """
     entry = {
         "id": model.name,
@@ -248,10 +250,10 @@ def folder_of(client: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder for a client if it does not exist. Only its owner can read it.
+    """Make the folder for a client if it does not exist. Only the folder's owner can read it.
 
-    The folder must belong to the user, and so must the folders above it in the user's home directory. Raises FolderError
-    if another user could replace one of them.
+    The folder must belong to the user, and so must the folders above it in the user's home directory. Raises FolderError if
+    another user could replace one of these folders.
     """
     base = folder.parents[2]
     if not os.path.isabs(os.environ.get("XDG_CONFIG_HOME", "")):
@@ -264,7 +266,7 @@ def make_folder(folder: Path) -> None:
 def write(folder: Path, setup: AgentSetup) -> None:
     """Write the files of a client. Each file is written whole or not at all, and only its owner can read it.
 
-    Raises LaunchError if the folder already has one of the files and this command did not write it.
+    Raises LaunchError if the folder already has one of the files, but this command did not write that file.
     """
     mark = folder / MARK
     if not mark.exists() and (others := [name for name in setup.files if (folder / name).exists()]):
@@ -280,8 +282,8 @@ def write(folder: Path, setup: AgentSetup) -> None:
 def _place_of(file: Path) -> Path:
     """Return the path to write a file to: the target of the link if the file is a link. Raises LaunchError.
 
-    Users have such links if they keep all their dotfiles in one folder. The file may contain a key, so a link is refused
-    if other users may change its target.
+    The file is a link, for example, if the user keeps all dotfiles in one folder. The file may contain a key, so a link is
+    refused if other users may change its target.
     """
     if not file.is_symlink():
         return file

@@ -147,7 +147,7 @@ def _asked(settings: Settings, model: Model) -> tuple[object, ...]:
 
 
 def _spread(model: Model, context: Context) -> tuple[object, ...]:
-    """Return a value that depends on which layers each of several devices has. Empty for a single device.
+    """Return a value that depends on which layers each of several devices has. The value is empty for a single device.
 
     Without --tensor-split, the free memory at each start decides which layers are on which device. The layers of a device
     follow one another, so the bytes of their weights identify them. If the bytes cannot be counted, the value is random, so
@@ -272,7 +272,7 @@ def _service_of(settings: Settings, model: Model, decision: Decision | None, pro
 def _serve(settings: Settings, model: Model, decision: Decision | None, made: ExitStack, goes_on: MayGoOn) -> Service:
     """Make the parts of a service, and the service.
 
-    made: the callbacks that free the parts made so far. Each new part adds its own callback.
+    made: the callbacks that free the parts made so far. Each new part adds a callback that frees this part.
     goes_on: see `learn_costs`.
     """
     template = open_template(settings, model)
@@ -376,7 +376,7 @@ def _scheduler(
     snapshots: Snapshots | None,
     draft_model: DraftModel | None,
 ) -> Scheduler:
-    """Make the scheduler. It gets this server's ways to reuse KV and its sources of drafts."""
+    """Make the scheduler, with this server's ways to reuse KV and its sources of drafts."""
     max_stall = settings.max_stall / 1000 or math.inf
     rows = min(context.max_rows, context.batch, settings.ubatch_size)  # the most drafted tokens that one kernel computes
     return Scheduler(
@@ -417,7 +417,7 @@ SPEC_TYPES = (  # the values that llama-server accepts for --spec-type
 
 
 def _draft_model(settings: Settings, served: Context, runner: Runner, goes_on: MayGoOn) -> DraftModel | None:
-    """Load the draft model. None if the settings name none, or if the served model cannot use drafts.
+    """Load the draft model. Return None if the settings name no draft model, or if the served model cannot use drafts.
 
     Raises ModelError and SettingsError.
     """
@@ -552,7 +552,7 @@ def token_bytes(settings: Settings, model: Model) -> int:
 def _lent_bytes(pool: int, host_bytes: int) -> int:
     """Return how many bytes of host memory a step may borrow for the KV of other requests: the size of the pool, or 0.
 
-    It is 0 if the pool is larger than half of the memory that remains free when the host tier is full.
+    The result is 0 if the pool is larger than half of the memory that remains free when the host tier is full.
 
     pool: the bytes of all cells.
     """
@@ -568,7 +568,7 @@ def _host_bytes(settings: Settings) -> int:
 
 
 def _provenance(settings: Settings, model: Model, context: Context) -> Provenance | None:
-    """Return the provenance of stored KV. None if this server stores no KV.
+    """Return the provenance of stored KV, or None if this server stores no KV.
 
     The first call reads the whole file of the model.
     """
@@ -578,7 +578,7 @@ def _provenance(settings: Settings, model: Model, context: Context) -> Provenanc
 def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Callable[[], Origin]) -> list[LowerTier]:
     """Make the tiers of the cache below host memory.
 
-    If KV was imported into the common scope, the new KV of this scope is stored in the same place, because new KV may
+    If KV was imported into the common scope, new KV of the common scope is stored in the same place, because new KV may
     continue imported KV.
 
     made_by: the provenance of the tiers' records.
@@ -599,10 +599,10 @@ def lower_tiers(settings: Settings, made_by: Provenance | None, origin_of: Calla
 
 
 def _conversation_files(settings: Settings, model: Model, made_by: Provenance | None) -> ConversationFiles | None:
-    """Open a folder for stored conversations. None if this server stores none.
+    """Open a folder for stored conversations. Return None if this server stores no conversations.
 
-    Each model has its own folder, because the tokens of models may differ. For the same reason, a model has another folder
-    if its metadata is overridden.
+    Each model has its own folder, because the tokens of models may differ. A model whose metadata is overridden has another
+    folder, because its tokens may differ, too.
     """
     if not settings.cache_dir or made_by is None:
         return None

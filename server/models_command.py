@@ -28,10 +28,10 @@ class ModelFacts:
     """Facts about a model that are known without loading it.
 
     size: bytes of the model's files.
-    context: tokens of context that fit now. 0 if the model generates no text or no context fits.
-    kv_*: the size of the model's KV in --cache-dir. KV that was computed with other settings counts, too.
+    context: tokens of context that fit now; 0 if the model generates no text or no context fits.
+    kv_*: the size of the model's KV in --cache-dir, including KV that was computed with other settings.
     memory: lines that describe how the model and its context fit into memory.
-    problem: why the model cannot be served. Empty if it can.
+    problem: why the model cannot be served; empty if it can be served.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelFacts:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit code. The code is 2 if the command fails; one line on stderr then says why."""
+    """Run a command and return its exit code. If the command fails, the code is 2, and one line on stderr says why."""
     chosen = _parser().parse_args(with_dashes(argv))
     try:
         return chosen.command(chosen, settings_of(chosen))

@@ -32,7 +32,7 @@ NO_LIMIT = 1 << 31
 def answer_file(settings: Settings, source: Path, target: Path) -> int:
     """Answer the requests in `source` that have no answer in `target`. Return the exit code.
 
-    The code is 1 if a request failed or has no answer yet. It is 2 if the command fails.
+    The code is 1 if a request failed or has no answer yet, and 2 if the command fails.
     """
     try:
         lines = read_lines(source.read_bytes())
@@ -59,8 +59,8 @@ def answer_file(settings: Settings, source: Path, target: Path) -> int:
 def unattended(settings: Settings) -> Settings:
     """Return settings for a process in which no client waits for an individual answer.
 
-    Prefill has no budget, since nobody watches the answers that it delays. The queue takes all requests, and each request
-    uses the cache. Nothing is prefilled for a next turn.
+    Prefill has no budget, since no client watches the answers that a long prefill delays. The queue takes all requests, and
+    each request uses the cache. Nothing is prefilled for a next turn.
     """
     shared = replace(settings, cache_prompt=True, idle_prefill=False, idle_sets=0)
     return replace(shared, prefill_budget=NO_LIMIT, max_stall=0, max_queue=NO_LIMIT)
@@ -94,7 +94,10 @@ async def _answer(settings: Settings, path: Path, lines: Sequence[BatchLine], re
 
 
 def asking(app: Starlette) -> Ask:
-    """Return a function that answers a line of the file. It calls the application's routes without a connection."""
+    """Return a function that answers a line of the file.
+
+    The returned function calls the application's routes without a connection.
+    """
     routes = ExceptionMiddleware(app.router, handlers=app.exception_handlers)
 
     async def ask(line: BatchLine) -> LineAnswer:

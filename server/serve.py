@@ -60,8 +60,8 @@ class Server(ListeningServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start the shutdown, and clear uvicorn's list of received signals.
 
-        At the end of its shutdown, uvicorn raises the signals in this list again. They would end the process before `run`
-        has closed the index and the files.
+        At the end of its shutdown, uvicorn raises the signals in this list again. The repeated signals would end the process
+        before `run` has closed the index and the files.
         """
         super().handle_exit(sig, frame)
         self.ended_by = self.ended_by or sig
@@ -76,9 +76,10 @@ class Server(ListeningServer):
 def serve(settings: Settings, when_ready: Ready | None = None) -> int:
     """Serve until a signal ends the server. Return the exit code.
 
-    The code is 1 if an engine failed for good. It is 2 if the model or the settings cannot be served.
+    The code is 1 if an engine failed for good, and 2 if the model or the settings cannot be served.
 
-    when_ready: called once the model is loaded. If None, the page is opened if the settings ask for that.
+    when_ready: called once the model is loaded. If `when_ready` is None and the settings ask for the page, the page is
+    opened once the model is loaded.
     """
     if settings.opens_page and settings.ui and when_ready is None:
         when_ready = open_page
@@ -139,7 +140,7 @@ def prepare(settings: Settings) -> tuple[Settings, Path]:
 def serve_bundled(model: str, port: int, when_ready: Ready) -> int:
     """Serve a model with the bundled documents. Return the exit code of `serve`.
 
-    model: the file of the model. Empty for the built-in model.
+    model: the file of the model; empty for the built-in model.
     when_ready: see `serve`.
     """
     try:
@@ -174,7 +175,8 @@ def model_path(settings: Settings) -> Path:
 def _model_file(path: Path) -> Path:
     """Return the path of a model unchanged, or raise ModelError for a path that cannot be a model.
 
-    Such a path is a folder, or a missing file whose name does not end with .gguf. `check_file` later finds other errors.
+    A path cannot be a model if it is a folder, or a missing file whose name does not end with .gguf. `check_file` later
+    finds other errors of the file.
     """
     if os.path.isdir(path):
         wanted = "expected a GGUF file; --models-dir serves all models in a folder"

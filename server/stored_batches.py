@@ -34,7 +34,7 @@ class StoredBatches:
 def at_start(cache_dir: str) -> str:
     """Return a line that counts the files of earlier versions in --cache-dir, and says how to delete them.
 
-    Empty if there are none.
+    Return an empty text if the folder has no such files.
     """
     if not cache_dir:
         return ""

@@ -266,7 +266,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Sequence[Setting]
 class _ReadFile(argparse.Action):
     """The action of --config: read settings from a file.
 
-    Flags override the file, whether they stand before or after --config. Environment variables override it, too.
+    Flags and environment variables override the file, even if a flag stands before --config.
     """
 
     def __call__(
@@ -367,7 +367,7 @@ def _with_dashes(argument: str) -> str:
 
 
 class _Store(argparse.Action):
-    """The action of a setting's flag. It also adds the setting's name to `given` in the namespace.
+    """The action of a setting's flag. The action also adds the setting's name to `given` in the namespace.
 
     separator: if the flag is repeated, this text joins the values; "": the last value counts. whole_help: the help text
     in --help-all; "": none.
@@ -414,7 +414,10 @@ class _Foreign(argparse.Action):
 
 
 def _argument_type(setting: Setting) -> Callable[[str], Value]:
-    """Return a function that parses a setting's value. It raises argparse's error, which names the flag."""
+    """Return a function that parses a setting's value.
+
+    The returned function raises argparse's error, which names the flag.
+    """
 
     def parse(text: str) -> Value:
         try:
@@ -426,7 +429,7 @@ def _argument_type(setting: Setting) -> Callable[[str], Value]:
 
 
 def variable_of(setting: Setting) -> str | None:
-    """Return the environment variable that sets a setting; None: no variable sets it."""
+    """Return the environment variable that sets a setting, or None if no variable sets it."""
     return next((name for name in setting.variables if name in os.environ), None)
 
 

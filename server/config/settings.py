@@ -67,10 +67,10 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting. Its flag overrides its environment variable, SLOTCACHE_<NAME>.
+    """A setting. The setting's flag overrides its environment variable, SLOTCACHE_<NAME>.
 
-    The fields are the parameters of `row`. `fixed` also has the flags that turn a switch off. clamps: whether a number
-    outside the range becomes the nearest number in the range; otherwise such a number is an error.
+    The fields are the parameters of `row`. If the setting is a switch, `fixed` also has the flags that turn the switch off.
+    clamps: whether a number outside the range becomes the nearest number in the range; otherwise such a number is an error.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The environment variables for this setting. If several of them are set, the first one counts."""
+        """The environment variables for this setting. If several of these variables are set, the first one counts."""
         return (self.variable, *filter(None, [self.llama]))
 
     def parse(self, text: str) -> Value:
@@ -214,7 +214,8 @@ ReasoningFormat = Literal["auto", "none", "deepseek", "deepseek-legacy"]
 class Settings(Numbers):
     """The settings of a server.
 
-    `Numbers` adds the sampling parameters. Their values are the defaults for fields of requests.
+    `Numbers` adds the sampling parameters. The values of the sampling parameters are the defaults for requests that do not
+    set them.
     """
 
     model: str = row("", ("-m", "--model"), "GGUF file to serve, or `smollm2`, a small chat model to download; if unset, a built-in model. Repeat it for several models; NAME=FILE names one", separator="\n", llama="LLAMA_ARG_MODEL")

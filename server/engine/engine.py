@@ -123,10 +123,11 @@ class DeviceTurns:
     """The callbacks by which a model reports to the scheduler of a shared device.
 
     on_want: called when the model is needed but not on the device. on_load: called when the model is loaded, or with the
-    error if its load failed. on_free: called when the model is unloaded. The engine's thread calls these three callbacks.
+    error if its load failed. on_free: called when the model is unloaded. The engine's thread calls `on_want`, `on_load` and
+    `on_free`.
 
-    make_room: called in the loading thread after a load failed, maybe for lack of memory. It unloads other models if it
-    can. If it returns True, it has unloaded a model, and the load is tried once more.
+    make_room: called in the loading thread after a load failed, maybe for lack of memory. `make_room` unloads other models
+    if it can. If `make_room` returns True, another model was unloaded, and the load is tried once more.
     """
 
     on_want: Callable[[], None]
@@ -147,9 +148,10 @@ class Sleep:
                                      last_use
 
     After its last step the model lingers: it stays loaded for as long as its load took, but not beyond `_turn_end`. A
-    request that arrives while the model lingers is answered without another load. If no request arrives after the other
-    model began to wait, lingering was useless, and the next turns end right after their last step. But if a request
-    arrives soon after such a turn, before `_linger_end`, lingering would have saved a load, so the model lingers again.
+    request that arrives while the model lingers is answered without another load. Lingering was useless if no request
+    arrived after the other model had begun to wait. After useless lingering, the model's next turns end right after their
+    last step. If a request arrives soon after a turn without lingering, before `_linger_end`, lingering would have saved a
+    load. From then on, the model lingers again.
 
     seconds: the model is unloaded after this time without a step; 0: never. on_wake: called in the engine's thread after
     each load, with the error if the load failed. is_awake: whether the model is loaded, so that steps can run. last_use:
@@ -195,7 +197,7 @@ class Sleep:
     def share(self, device: DeviceTurns, seconds: float) -> None:
         """Share the device with other models: ask `device` before each load.
 
-        Call it before the engine starts, while the model is loaded. seconds: how long the model's load took.
+        Call `share` before the engine starts, while the model is loaded. seconds: how long the model's load took.
         """
         self.device, self._load_seconds, self.is_used = device, seconds, False
 
@@ -208,7 +210,9 @@ class Sleep:
         self._inbox.put(lambda: self._end_load(error, 0))
 
     def end_turn(self, seconds: float) -> None:
-        """End the model's turn after about `seconds`. The reason is another waiting model, or a request to unload this one.
+        """End the model's turn after about `seconds`.
+
+        The turn ends because another model waits for the device, or because this model is to be unloaded.
 
         The turn ends earlier once no request runs and the model no longer lingers (see the class). A turn that has not run
         a step lasts for at least as long as the model's load took. At the end of the turn, running requests are still
@@ -225,7 +229,7 @@ class Sleep:
     def bring(self) -> None:
         """Load a sleeping model before a request needs it.
 
-        This counts as a use of the model, unless its turn is ending.
+        A call of `bring` counts as a use of the model, unless the model's turn is ending.
         """
         if self.can_sleep:
             self._is_wanted = True
@@ -315,7 +319,7 @@ class Sleep:
     def load(self) -> None:
         """Start a load, unless the model is loaded or loading.
 
-        On a shared device, this only asks for a turn. The load starts when the turn is granted.
+        If the model has no turn on a shared device, `load` only asks for a turn. The load starts when the turn is granted.
         """
         self._is_wanted = not self.is_awake
         if self.device is not None and not (self.is_awake or self._is_granted):
@@ -381,8 +385,8 @@ LOOK = 0.25  # how often the watchdog looks, as a share of its limit
 class Watchdog:
     """Watches the steps of one thread, and reports each step that hangs.
 
-    It does not watch loads, the warm-up or the wait for requests. seconds: the limit; 0: no limit. A step hangs if it takes
-    longer than the limit plus `TOKEN_SECONDS` for each of its tokens.
+    The watchdog does not watch loads, the warm-up or the wait for requests. seconds: the limit; 0: no limit. A step hangs if
+    it takes longer than the limit plus `TOKEN_SECONDS` for each of its tokens.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -394,7 +398,7 @@ class Watchdog:
 
     @property
     def hanging(self) -> float:
-        """For how many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read it."""
+        """For how many seconds a hanging step has run so far; 0 if no step hangs. Any thread may read this value."""
         step, now = self._step, perf_counter()
         return now - step[0] if step is not None and now > step[1] else 0.0
 
@@ -494,7 +498,7 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread. It sends its events to `loop`.
+        """Start the engine's thread, which sends its events to `loop`.
 
         on_failure: called in `loop` after the thread has failed for good. on_changed: called in `loop` if a load after a
         sleep finds that the model file has changed.
@@ -511,7 +515,8 @@ class Engine:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Queue all of the generations.
 
-        Raises RequestError if the engine is stopped or a parameter is bad. None of the generations is queued then.
+        Raises RequestError if the engine is stopped or a parameter is bad. If `submit` raises, it queues none of the
+        generations.
 
         The samplers are made here, so that a bad parameter raises in the caller's thread.
         """
@@ -531,7 +536,7 @@ class Engine:
     def _computes_for(self, request: Request) -> bool:
         """Return whether the current step only computes KV that this request can reuse.
 
-        Such a background step need not be interrupted for the request.
+        A background step that computes KV for the request need not be interrupted when the request arrives.
         """
         jobs = tuple(self.scheduler.step.jobs)
         present = all(job.phase is not Phase.DONE and not job.request.kind.is_client for job in jobs)
@@ -549,16 +554,17 @@ class Engine:
         """Compute a generation's prompt in idle time.
 
         The generation replaces an earlier generation with the same key. When a client's request arrives, the generation
-        ends, but the tokens computed so far stay cached. With `beside`, it may go on as long as a slot is free for it.
+        ends, but the tokens computed so far stay cached. With `beside`, the generation may go on while clients' requests
+        run: see `Background.give_way`.
 
-        The future is True if the generation was queued, and False if it may not run now or too many generations are
-        unfinished: see `Background.put`.
+        The future is True if the generation was queued. The future is False if the generation may not run now, or if too
+        many generations are unfinished: see `Background.put`.
         """
         sampler = Sampler(self.runner.context.model, generation.sampling)
         return self.inbox.ask(lambda: self._enter_background(key, generation, sampler, beside))
 
     def drop_background(self, key: Hashable) -> Future[bool]:
-        """End the background generation of `key`. Its computed tokens stay cached.
+        """End the background generation of `key`. The tokens computed so far stay cached.
 
         The future is True if the generation was unfinished.
         """
@@ -626,7 +632,10 @@ class Engine:
         self.outbox.send()
 
     def _end_turn(self) -> bool:
-        """Unload the model if its turn is over and its running requests are finished. Return whether it is unloaded."""
+        """Unload the model if its turn is over and its running requests are finished.
+
+        Return whether the model was unloaded.
+        """
         self.background.drop_all()
         self.scheduler.admits = not self.sleep.is_over
         if self.scheduler.admits or self.scheduler.running:
@@ -657,7 +666,10 @@ class Engine:
 
     @property
     def _fetch_wait(self) -> float | None:
-        """The seconds to wait for KV from lower tiers. None: do not wait, because not all requests wait for such KV."""
+        """The seconds to wait for KV from lower tiers.
+
+        None means that the engine does not wait, because not all requests wait for KV from lower tiers.
+        """
         return self.fetches.seconds_left if self._write_behind.lower else None
 
     def _step(self) -> None:
@@ -690,10 +702,12 @@ class Engine:
         self.host_seconds = self.step_seconds - (ran - planned) - self.scheduler.drafts.model_seconds
 
     def _use_idle_time(self, until: float = inf) -> None:
-        """Copy idle KV to host memory and to the tiers below it. Then let a draft model read ahead.
+        """Copy idle KV to host memory and to the tiers below it.
 
-        This work ends as soon as an act arrives. until: the time at which the copying ends; if it is given, the draft model
-        does not read ahead.
+        When all of this KV is copied, let a draft model read ahead.
+
+        The idle work ends as soon as another thread puts an act into the inbox. until: the time at which the copying ends;
+        if it is given, the draft model does not read ahead.
         """
         while self.inbox.empty and perf_counter() < until:
             work = self.scheduler.plan_idle_work() if self.sleep.is_awake else None
@@ -761,7 +775,9 @@ class Engine:
         self.sleep.begin()
 
     def _end_sleep(self, error: Exception | None) -> None:
-        """Handle the end of a load. If the load failed, fail the waiting requests; the next request starts another load.
+        """Handle the end of a load, which also ends the model's sleep.
+
+        If the load failed, fail the waiting requests; the next request starts another load.
 
         A later load needs no warm-up, because what the warm-up found out at the start stays valid.
         """
@@ -775,8 +791,8 @@ class Engine:
     def _recover(self) -> None:
         """Empty the device after an error, because the prefix tree and the device may disagree. See `Scheduler.recover`.
 
-        The copies of KV in host memory stay. But if no request was running at this failure and the failure before it, the
-        copies themselves may be the cause, so they are dropped, too.
+        The copies of KV in host memory usually stay. If two failures in a row happened while no request was running, the
+        copies themselves may be the cause, so the copies are dropped, too.
         """
         self.num_failed_steps += 1
         is_idle = not self.scheduler.running
@@ -818,7 +834,7 @@ class Engine:
         self.outbox.send()
 
     def _abort(self, reason: str) -> None:
-        """Tell clients that llama.cpp is about to end the process. Any thread may call this."""
+        """Tell clients that llama.cpp is about to end the process. Any thread may call `_abort`."""
         self._give_up(f"llama.cpp has ended the server: {reason}")
         if loop := self.outbox.loop:
             sent = Event()

@@ -29,8 +29,8 @@ from ..http.threads import give_way
 class MemoryPlacement:
     """The quantities that may have to be lowered, so that the model fits into memory.
 
-    gpu_layers: this many of the last layers are on a GPU; the output counts as one layer. gpu_experts: this many of the
-    last layers may have their experts on a GPU. Without a GPU both numbers have no meaning.
+    gpu_layers: this many of the last layers are on a GPU; the output counts as one layer. gpu_experts: this many of the last
+    layers may have their experts on a GPU. Without a GPU, `gpu_layers` and `gpu_experts` have no meaning.
     """
 
     cells: int
@@ -172,8 +172,8 @@ class Limit:
     def excess(self, use: Use, others: Sequence[Use], margin: int) -> float:
         """Return the bytes that the model uses beyond `most`; 0 or less if it fits.
 
-        use: the use of this device. others: the uses of all devices. Integrated GPUs among them may use the
-        same memory.
+        use: the use of this device. others: the uses of all devices, since integrated GPUs may use the memory of this
+        device.
         """
         return use.total - (0 if self.counts_weights else use.weights) + self.shared(others) - self.most(margin)
 
@@ -212,8 +212,8 @@ def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> d
 def beside(settings: Settings, cells: int) -> int:
     """Estimate the bytes of what is loaded beside the served model, from the sizes of the files.
 
-    These are the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV for as
-    many tokens as the served model may have cells (`cells`).
+    The estimate covers the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV
+    for `cells` tokens, as many as the served model may have.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
@@ -248,8 +248,9 @@ ASIDE = 2 << 30  # bytes of host memory that stay free for the system even with 
 def aside(settings: Settings) -> int:
     """Return the bytes of host memory that stay free if the context is longer than `DEFAULT_CONTEXT`.
 
-    `ASIDE` of these bytes are for the system. The others are for idle KV: --cache-ram, but at most `ASIDE`. Idle KV cannot
-    use up the system's bytes, because it takes at most half of the memory that is free after the start.
+    Of the bytes that stay free, `ASIDE` are for the system. The rest is for idle KV: as much as --cache-ram sets, but at
+    most `ASIDE`. Idle KV cannot use up the system's bytes, because it takes at most half of the memory that is free after
+    the start.
     """
     return ASIDE + min(settings.cache_ram * MIB, ASIDE)
 
@@ -359,7 +360,7 @@ MOST_COUNTED = 1 << 20
 
 
 class LoadProgress(Protocol):
-    """A callback that reports a load's progress. It returns False to abort the load.
+    """A callback that reports a load's progress. The callback returns False to abort the load.
 
     share: the share of the weights that is loaded, from 0 to 1. doing: what the load does at the moment, in words; empty
     while it loads weights.
@@ -417,7 +418,10 @@ def split_of(settings: Settings) -> Split:
 
 
 def card_flag(settings: Settings) -> str:
-    """Return the flag that puts layers on a GPU, with its value; empty if no flag does."""
+    """Return the flag, with its value, by which the user asks for layers on a GPU.
+
+    Return an empty text if no flag asks for that.
+    """
     if settings.gpu_layers not in (ALL_LAYERS, 0):
         return f"-ngl {'all' if settings.gpu_layers < 0 else settings.gpu_layers}"
     return "" if settings.device in ("", NO_DEVICE) or not settings.gpu_layers else f"--device {settings.device}"
@@ -568,7 +572,10 @@ class Fitting:
         raise ModelError(self._complaint())
 
     def _lengthened(self, least: int) -> Decision | None:
-        """Choose a context of at least `least` cells. None: no such context fits with all other wanted quantities."""
+        """Choose a context of at least `least` cells, without lowering another quantity.
+
+        Return None if no such context fits.
+        """
         host, margin = self.limits[HOST], self.settings.fit_target * MIB
         self.limits[HOST] = replace(host, counts_weights=self.counts_weights, aside=aside(self.settings))
         longer = Concession("cells", least, CELLS)
@@ -580,8 +587,8 @@ class Fitting:
     def _rungs(self) -> Iterator[tuple[int, bool, str]]:
         """Yield the rules by which a placement may count as fitting, from the strictest to the loosest.
 
-        Each rule has three parts: the margin, whether weights in host memory count as used memory, and a note that tells
-        the user the drawback; the note is empty if there is no drawback.
+        Each rule has three parts: the margin, whether weights in host memory count as used memory, and a note for the user
+        about the rule's drawback. If the rule has no drawback, the note is empty.
         """
         target = self.settings.fit_target * MIB if self.settings.fit else 0
         for share in SHARES if target else (0,):
@@ -595,7 +602,7 @@ class Fitting:
     def _concessions(self) -> Iterator[Concession]:
         """Yield the quantities that may be lowered because no flag sets them.
 
-        They are ordered by the harm of lowering them, from the least to the most.
+        The quantity whose lowering does the least harm comes first.
         """
         given = self.settings
         is_given = {
@@ -618,8 +625,8 @@ class Fitting:
     def placed(self, placement: MemoryPlacement) -> Settings:
         """Return the settings for a placement.
 
-        -ngl changes only if the placement differs from the wanted placement in `gpu_layers`. -ncmoe changes only if they
-        differ in `gpu_experts`.
+        -ngl changes only if the placement differs from the wanted placement in `gpu_layers`. -ncmoe changes only if the
+        placement differs from it in `gpu_experts`.
         """
         changed: dict[str, int] = {"ctx_size": placement.cells, "parallel": placement.slots}
         if placement.gpu_layers != self.wanted.gpu_layers:
@@ -686,7 +693,8 @@ class Fitting:
     def _any_that_fits(self) -> MemoryPlacement | None:
         """Search for any placement that fits, even if it contradicts the user's flags.
 
-        Only if none has at least --fit-ctx cells, also search for placements with fewer cells.
+        First search for placements with at least --fit-ctx cells. If none of them fits, also search for placements with
+        fewer cells.
         """
         for cells in (self.settings.fit_ctx, CELLS):
             if found := search(self.wanted, list(self._possible(cells)), lambda placement: self.excess(placement, 0)):
@@ -714,9 +722,9 @@ class Fitting:
 def with_layout(settings: Settings, path: Path, progress: LoadProgress | None = None) -> Settings:
     """Replace `--repack auto` by the faster layout of the weights.
 
-    The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact
-    to the bit. With --cache-dir, the first start stores its choice there, and later starts keep it, because KV of one layout
-    cannot be used with the other. progress: as in `Model`.
+    The ordinary layout is chosen with a GPU, and with --flash-attn off, because that flag promises results that are exact to
+    the bit. With --cache-dir, the first start stores its choice of a layout in that folder. Later starts keep this choice,
+    because KV of one layout cannot be used with the other layout. progress: as in `Model`.
     """
     if settings.repack != "auto":
         return settings

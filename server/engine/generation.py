@@ -1,7 +1,7 @@
 """A generation turns the tokens of one answer into text, detects its end, and makes events for the event loop.
 
 Each generation ends with one final event, an End or a Failure, unless its client has disconnected. The engine closes the
-generation as soon as it sends the final event. So a client that reads slowly, or not at all, cannot keep it open.
+generation as soon as it sends the final event. So a client that reads slowly, or not at all, cannot keep a generation open.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MAX_UNSENT = 64  # pieces of an unstreamed answer that the event loop gets in on
 class Delta:
     """The next piece of the answer's text, with its tokens.
 
-    logprobs: one entry for each token, if the request asks for logprobs. num_generated: the number of the answer's tokens
-    up to the end of this piece. is_last: whether the answer ends with this piece. kept: how many characters of
-    the last token that has logprobs are in the answer, as a stop string may cut this token; None: all of them.
+    logprobs: one entry for each token, if the request asks for logprobs. num_generated: the number of the answer's tokens up
+    to the end of this piece. is_last: whether the answer ends with this piece. kept: how many characters of the last token
+    with logprobs are in the answer, since a stop string may cut a token; None if the whole token is in the answer.
     """
 
     text: str
@@ -67,8 +67,8 @@ class Delta:
 class PromptProgress:
     """The progress of a prefill.
 
-    total: the number of the prompt's tokens. cache: how many of them were cached. processed: how many of them have KV now,
-    including the cached tokens.
+    total: the number of the prompt's tokens. cache: how many of the prompt's tokens were cached. processed: how many of the
+    prompt's tokens have KV now, including the cached tokens.
     """
 
     total: int
@@ -94,7 +94,8 @@ class End:
 
     reason: `stop` or `length`. logprobs, kept: as in `Delta`; tokens that lie wholly in a stop string have no logprobs.
     sampled: the token ids (int32) of the whole answer, if they may be kept and spell the answer's text exactly; else None.
-    prompt: the prompt's text, if the answer repeats it. The engine leaves it empty, and the reader of the event sets it.
+    prompt: the prompt's text, if the answer repeats it. The engine leaves `prompt` empty, and the reader of the event sets
+    it.
     """
 
     text: str
@@ -133,8 +134,9 @@ class Unread:
     Only the event loop may use it. If a client reads slowly, its pieces of text are joined into one longer piece. If a
     client never reads, at most its answer and `MAX_PROGRESS` progress events are kept.
 
-    take_now: if `get` is waiting, `put` calls this function with a new piece of text, which saves a turn of the event loop.
-    If the function returns True, it has delivered the piece. If it returns False, `get` returns the piece.
+    take_now: a function that may deliver a new piece of text at once, which saves a turn of the event loop. `put` calls
+    `take_now` if `get` is waiting. If `take_now` returns True, it has delivered the piece. If `take_now` returns False,
+    `get` returns the piece.
     """
 
     __slots__ = ("_arrived", "_final", "_is_awaited", "_is_closed", "_progress", "_text", "take_now")
@@ -198,7 +200,7 @@ class Unread:
         return event
 
     def _take_text(self) -> Delta:
-        """Remove and return the first piece. If there are more than `MAX_PIECES`, join all of them and return the result."""
+        """Remove and return the first piece. If more than `MAX_PIECES` pieces wait, return all of them, joined."""
         if len(self._text) <= MAX_PIECES:
             return self._text.pop(0)
         joined, self._text = _join(self._text), []
@@ -219,12 +221,12 @@ def _join(deltas: Sequence[Delta]) -> Delta:
 class Pending:
     """The tokens of an answer that are not sent yet, and as much of their text as may be sent.
 
-    Text is held back while it may be part of a stop string. `text` does not contain it.
+    Text is held back while it may be part of a stop string. The field `text` does not contain the text that is held back.
 
-    shows_logprobs: whether the answer shows logprobs. If so, text is sent only in whole tokens, so that the sent tokens
-    spell the sent text. Otherwise `text` is sent with all tokens, even if the text of the last tokens is still held back.
-    logprobs: one entry for each token. ends: the end of each token's text, as a position in `text`. If the token's text
-    is held back, the position lies beyond the end of `text`.
+    shows_logprobs: whether the answer shows logprobs. If the answer shows logprobs, text is sent only in whole tokens, so
+    that the sent tokens spell the sent text. If the answer shows no logprobs, `text` is sent with all tokens, even if the
+    text of the last tokens is still held back. logprobs: one entry for each token. ends: the end of each token's text, as a
+    position in `text`. If the token's text is held back, the position lies beyond the end of `text`.
     """
 
     shows_logprobs: bool
@@ -251,7 +253,7 @@ class Pending:
     def take(self) -> tuple[str, tuple[int, ...], tuple[Logprobs, ...]]:
         """Remove and return the text that may be sent, its tokens and their logprobs.
 
-        If no text may be sent, return empty values. The tokens then wait for more text.
+        If no text may be sent, return empty values, and keep the tokens until more text may be sent.
         """
         text, number = self.text, len(self.tokens)
         if self.shows_logprobs:
@@ -287,14 +289,14 @@ class Generation:
     """One answer to a request, as the engine sees it. The scheduler's state of the request is its `Job`.
 
     id: the answer's id for its client. limit: the most tokens to generate; 0: only compute the prompt. wanted: the limit
-    that the request sets, even if the context is too short for it; -1 if the request sets none. scope: the client's name
-    of the cache scope. no_cache_reason: why the request may reuse no KV; None if it may. spells: returns whether token ids
-    (int32) spell a text byte for byte. The ids of an answer are kept only if they spell its text, and never if `spells` is
-    None. is_whole: whether the client gets the text only at the end. on_end: called in the event loop after the engine has
-    ended the generation and before the client can read the end. outlives_client: whether the generation goes on if its
-    client disconnects. is_unattended: whether the client has disconnected and the generation goes on. abandoned: whether
-    the client has disconnected and the engine is about to end the generation. first: the generation of the prompt's first
-    choice; None if this generation is the first choice.
+    that the request sets, even if the context is too short for it; -1 if the request sets none. scope: the client's name of
+    the cache scope. no_cache_reason: why the request may reuse no KV; None if the request may reuse KV. spells: returns
+    whether token ids (int32) spell a text byte for byte. The ids of an answer are kept only if they spell its text, and
+    never if `spells` is None. is_whole: whether the client gets the text only at the end. on_end: called in the event loop
+    after the engine has ended the generation and before the client can read the end. outlives_client: whether the generation
+    goes on if its client disconnects. is_unattended: whether the client has disconnected and the generation goes on.
+    abandoned: whether the client has disconnected and the engine is about to end the generation. first: the generation of
+    the prompt's first choice; None if this generation is the first choice.
     """
 
     id: str
@@ -360,8 +362,8 @@ class Generation:
     def is_turn_of(self, request: Generation) -> bool:
         """Return whether this generation computes the prompt of `request` ahead.
 
-        It does if both have the same scope, and if the question of this generation is the question of `request` or the start
-        of that question, as when a person was still typing.
+        The two generations must have the same scope. The question of this generation must be the question of `request`, or
+        the start of that question, as when a person was still typing.
         """
         return request.scope == self.scope and request.question.startswith(self.question.removesuffix(b'"}'))
 
@@ -398,14 +400,15 @@ class Generation:
         return self.take_unsent() if len(self.unsent) >= MAX_UNSENT else None
 
     def take_unsent(self) -> Delta | None:
-        """Remove the kept pieces, and return them as one piece; None: there are none."""
+        """Remove the kept pieces, and return them as one piece, or None if no piece is kept."""
         unsent, self.unsent = self.unsent, []
         return _join(unsent) if unsent else None
 
     def send_prompt(self, start: int, logprobs: Sequence[Logprobs]) -> Delta:
         """Return the prompt tokens in `logprobs` that were not sent before, as an event without text.
 
-        A request that was paused computes some tokens twice. start: the prompt position of the first entry of `logprobs`.
+        If a request was paused, the engine computes some of its prompt tokens again, so `logprobs` may have tokens that were
+        already sent. start: the prompt position of the first entry of `logprobs`.
         """
         new = tuple(logprobs[self.num_sent - start :])
         self.num_sent += len(new)
@@ -425,7 +428,7 @@ class Generation:
         return PromptProgress(job.num_prompt, job.reuse.cached, min(job.computed, job.num_prompt), spent)
 
     def timings(self, num_generated: int) -> Fields:
-        """Return llama-server's `timings` of the answer so far. For the event loop, after the first token."""
+        """Return llama-server's `timings` of the answer so far. Call this in the event loop, after the first token."""
         return timings(
             num_cached=self.job.reuse.cached,
             num_computed=self.job.num_prompt - self.job.reuse.cached,
@@ -454,7 +457,8 @@ class Generation:
     def _sampled(self, is_end: bool) -> np.ndarray | None:
         """Return the answer's token ids without the end token, if they spell the sent text exactly.
 
-        This loops over the whole answer. So it runs only once, and not in the event loop, which has to serve all streams.
+        The check loops over the whole answer. So `_sampled` runs only once for an answer, and not in the event loop, which
+        has to serve all streams.
         """
         if self.spells is None:
             return None
@@ -522,7 +526,10 @@ class Generation:
         )
 
     def _miss(self) -> Miss | None:
-        """Return where and why reuse ended. None: all tokens were reused, except the last ones, which must be computed."""
+        """Return where and why reuse ended.
+
+        Return None if all tokens were reused, except the last ones, which must be computed.
+        """
         job, layout, cached = self.job, self.job.layout, self.job.reuse.cached
         if cached >= job.num_prompt - job.recompute_last:
             return None
@@ -540,7 +547,7 @@ class Generation:
         """Return the piece of the prompt that differs from an earlier prompt of the scope, if equal text follows in both.
 
         The piece of the earlier prompt is shown only in a named scope, since only clients that know the name can see it
-        there. In the common scope, every client could see it.
+        there. In the common scope, every client could see this piece of another client's prompt.
         """
         job = self.job
         if job.sequence is None or job.layout.in_pieces:
@@ -557,7 +564,10 @@ class Generation:
         return change
 
     def _volatile(self, at: int) -> str | None:
-        """Return the volatile text at a position of the prompt, and its kind. None: the text there is not volatile."""
+        """Return the volatile text at a position of the prompt, and its kind.
+
+        Return None if the text at this position is not volatile.
+        """
         tokens = self.job.ids(0, self.job.num_prompt)
         before = self.detokenize(tokens[max(at - AROUND, 0) : at])
         return volatile_span(before + self.detokenize(tokens[at : at + AROUND]), len(before))
@@ -571,8 +581,8 @@ class Generation:
 def account(generations: Sequence[Generation]) -> Fields:
     """Return the figures of a request for the log. generations: the choices of the request.
 
-    The prompt's figures are those of the first generation that ended with an End. If none did, the only
-    figure is `end`, which says how the choices ended.
+    The prompt's figures are those of the first generation that ended with an End. If no generation ended with an End, the
+    only figure is `end`, which says how the choices ended.
     """
     ends = [(generation, generation.final) for generation in generations if isinstance(generation.final, End)]
     how: Fields = {"end": ", ".join(dict.fromkeys(_end(generation) for generation in generations))}
@@ -603,7 +613,7 @@ def _end(generation: Generation) -> str:
 def _miss(generation: Generation, report: Report) -> Fields:
     """Return where reuse ended, and in which part of the prompt.
 
-    The id of a document is omitted, because a client wrote it.
+    The result omits the ids of documents, because clients write these ids.
     """
     layout = generation.job.layout
     if report.miss is None:

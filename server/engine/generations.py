@@ -45,9 +45,10 @@ class Background:
     def put(self, key: Hashable, generation: Generation, *, beside: bool = False) -> bool:
         """Add the generation of a key, and return True. In any case, drop the key's earlier generation.
 
-        Return False, and do not add the generation, if a client's request runs or waits, if the model's turn on a shared
-        device is over, or if too many generations are unfinished. With `beside`, clients' requests may run, if a slot is
-        idle and all of them use the same LoRA adapters as the generation.
+        The generation is not added, and the result is False, in three cases: a client's request runs or waits, the model's
+        turn on a shared device is over, or too many generations are unfinished. With `beside`, the generation may be added
+        while clients' requests run, if a slot is idle and all of these requests use the same LoRA adapters as the
+        generation.
         """
         self.drop(key)
         if not self._may_run(generation, beside):
@@ -60,7 +61,7 @@ class Background:
         return True
 
     def drop(self, key: Hashable) -> bool:
-        """End the generation of a key. Return True if there was one and it was unfinished."""
+        """End the generation of a key. Return True if the key had an unfinished generation."""
         generation = self._generations.pop(key, None)
         self._beside.discard(key)
         if generation is None or generation.done:
@@ -80,8 +81,9 @@ class Background:
     def give_way(self, new: Sequence[Generation]) -> None:
         """End the generations that would slow down clients' requests. new: the requests that arrive now.
 
-        A generation ends unless it was added with `beside`. Even such a generation ends if the clients' requests need its
-        slot, if it computes the prompt of a new request, or if a new request uses other LoRA adapters.
+        A generation ends unless it was added with `beside`. A generation that was added with `beside` also ends if the
+        clients' requests need its slot, if it computes the prompt of a new request, or if a new request uses other LoRA
+        adapters.
         """
         clients = [job.request for job in (*self._scheduler.running, *self._scheduler.waiting) if job.request.kind.is_client]
         left = len(self._scheduler.slots) - len(clients) - len(new)
@@ -144,7 +146,7 @@ class Generations:
         self._on_wait(generation.job)
 
     def admit(self, ids: Iterable[int]) -> None:
-        """Set the times at which requests were admitted, and show their prompts to their samplers.
+        """Note that requests were admitted: set their times of admission, and show the samplers their prompts.
 
         A preempted request that is admitted again keeps the time of its first admission.
         """
@@ -165,8 +167,8 @@ class Generations:
     def push(self, job: Job, token: int) -> None:
         """Add to a job's generation the tokens that the job got from one step.
 
-        First comes `token`, then the accepted drafted tokens, then the tokens that a grammar determines. An error ends only
-        this generation.
+        The first of these tokens is `token`. The accepted drafted tokens come next, then the tokens that a grammar
+        determines. An error ends only this generation.
         """
         generation, sampler = self._open[job.request.id], self.samplers[job.request.id]
         if not generation.first_token:
@@ -237,14 +239,14 @@ class Generations:
     def goes_on(self, job: Job) -> bool:
         """Return whether a request can go on after a failed step.
 
-        It can go on if the failure lost none of the tokens that its sampler chose.
+        The request can go on if the failure lost none of the tokens that the request's sampler chose.
         """
         if (generation := self._open.get(job.request.id)) is None:
             return False
         return self.samplers[job.request.id].num_chosen == generation.num_pushed == job.num_generated
 
     def drop(self, generation: Generation) -> None:
-        """End a background generation. It gets a Failure with the code `GAVE_WAY`."""
+        """End a background generation with a Failure whose code is `GAVE_WAY`."""
         if not generation.done:
             self._fail(generation, RequestError("it gave way", status=503, code=GAVE_WAY))
 
@@ -276,7 +278,7 @@ class Generations:
             self._fail(generation, RequestError(why, status=503))
 
     def give_up(self, why: str) -> None:
-        """Send a Failure to every open generation. Leave the scheduler alone, since it may be in any state."""
+        """Send a Failure to every open generation. Do not touch the scheduler, since the scheduler may be in any state."""
         self.is_closed, self._why = True, why
         error = RequestError(why, status=500)
         for generation in self._open.values():

@@ -53,10 +53,10 @@ class Arrivals:
 
 
 class SlotStore:
-    """Saves the histories of slots to files, and restores them. Safe from any thread.
+    """Saves the histories of slots to files, and restores them. Any thread may use this object.
 
-    made_by: identifies the model and the settings that KV depends on. Each file contains it, and a file with another
-    `made_by` is refused. None if the server saves no KV.
+    made_by: identifies the model and the settings that KV depends on. Each file contains the `made_by` of the server that
+    wrote it, and a file with another `made_by` is refused. If the server saves no KV, `made_by` is None.
     """
 
     def __init__(self, engine: Engine, made_by: Provenance | None) -> None:
@@ -87,7 +87,7 @@ class SlotStore:
     async def erase(self, number: int) -> int:
         """Drop the KV of a slot's history and of its prefilled next turn. Return the number of dropped tokens.
 
-        KV that other prompts also use stays.
+        If other prompts also use some of this KV, that part stays.
 
         Raises RequestError.
         """

@@ -30,7 +30,7 @@ def followed_by(before: blake2b, tokens: np.ndarray) -> blake2b:
 
 
 def ids_at(tokens: np.ndarray, stops: Iterable[int], adapters: str = "") -> list[str]:
-    """Return the id of each prefix of a prompt that ends at one of the stops.
+    """Return an id for each of the stops: the id of the prompt's prefix up to this stop.
 
     stops: positions in ascending order. adapters: as in `Scope`.
     """
@@ -62,7 +62,7 @@ class DocumentUsage(TypedDict):
 
 
 class Reordering(TypedDict):
-    """What the order of the documents in the prompt gained, compared with the retrieval order. Negative values are losses.
+    """What the order of the documents in the prompt gained, compared with the retrieval order. A negative gain is a loss.
 
     hint: the line in the prompt that tells the model the retrieval order; empty if there is no such line.
     """
@@ -90,9 +90,9 @@ class SegmentReuse(TypedDict):
 class Change(TypedDict):
     """A piece of text that differs from an earlier prompt, although the same text follows in both prompts.
 
-    after: the piece in this prompt. before: the piece in the earlier prompt, if it may be shown. Both start with a few words
-    of the equal text before the piece. tokens: the number of equal tokens after the piece. ms: the time to compute these
-    tokens, which could have been reused without the change.
+    after: the text of the piece in this prompt. before: the text of the piece in the earlier prompt, if this text may be
+    shown. `before` and `after` start with a few words that stand in front of the piece in both prompts. tokens: the number
+    of equal tokens after the piece. ms: the time to compute these tokens, which could have been reused without the change.
     """
 
     before: NotRequired[str]
@@ -113,8 +113,8 @@ class Miss(TypedDict):
 class Report:
     """The cost of one answer. Times are in seconds, lengths in tokens.
 
-    fetch_time: the wait for KV from a tier below host memory. segments: only if the request asks for them. reordered: only
-    if the documents are not in retrieval order.
+    fetch_time: the wait for KV from a tier below host memory. segments: the reuse of each part of the prompt; None unless
+    the request asks for it. reordered: what the order of the documents gained; None if the documents are in retrieval order.
 
     The service sets the last four fields: `conversation` if the chat belongs to a conversation, `retrieval` if the server
     searched for documents, `moved` if the server moved changed text of the instructions, and `documents_in_text` if the
@@ -208,7 +208,9 @@ def document_reuse(layout: Layout, reused: Reused) -> list[DocumentUsage]:
 
 
 def reordering(layout: Layout, cached: int, seconds: Callable[[int, int], float]) -> Reordering | None:
-    """Return what the documents' order in the prompt gained, compared with the retrieval order. None: no document moved.
+    """Return what the documents' order in the prompt gained, compared with the retrieval order.
+
+    Return None if no document moved.
 
     cached: the number of reused tokens of the prompt. seconds: returns the prefill seconds of the prompt's tokens at
     positions [start, stop).
@@ -305,7 +307,7 @@ LONGEST = 80  # characters of a quote
 
 
 def volatile_span(text: str, at: int) -> str | None:
-    """Return the kind and the text of the volatile span that covers position `at` of a text; None: no span covers it.
+    """Return the kind and the text of the volatile span that covers position `at` of a text, or None if no span covers `at`.
 
     The character before a span counts as covered, since a token may start with the space before a word.
     """
@@ -325,7 +327,7 @@ MOST_BRANCHES = 4  # most earlier prompts to compare, the most recently used fir
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedPiece:
-    """A short piece in which a prompt differs from an earlier prompt, while the tokens after it are equal in both.
+    """A short piece in which a prompt differs from an earlier prompt, while both have equal tokens after the piece.
 
     before, after: the tokens (int32) of the piece in the earlier prompt and in this prompt. num_after: the number of equal
     tokens after the piece, which would have been reused without the change.
@@ -340,8 +342,8 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
     """Return the piece from position `at` on in which a prompt differs from an earlier prompt.
 
     The earlier prompts are those in the prefix tree with the same tokens up to `at` and different tokens after it. Return
-    None if there is no such prompt, or if none has equal tokens after a short piece. last_node: the node at which the path
-    of the prompt ends.
+    None if no earlier prompt has equal tokens after a short piece that differs. last_node: the last node of the prompt's
+    path in the tree.
     """
     own = next((node for node in path(last_node, at) if node.start == at), None)
     if own is None or own.parent is None:
@@ -354,7 +356,7 @@ def changed_piece(last_node: Node, tokens: np.ndarray, at: int) -> ChangedPiece 
 def _continuation(node: Node, num_tokens: int) -> np.ndarray:
     """Return the tokens from a node's start along the path of the most recently used children.
 
-    These are at least `num_tokens` tokens, unless the whole path has fewer.
+    Return at least `num_tokens` tokens, or all tokens of the path if it has fewer.
     """
     runs = [node]
     while runs[-1].end - node.start < num_tokens + LONGEST_CHANGE and runs[-1].children:
@@ -365,7 +367,7 @@ def _continuation(node: Node, num_tokens: int) -> np.ndarray:
 def _change(old: np.ndarray, new: np.ndarray) -> ChangedPiece | None:
     """Return the shortest piece at the start of `old` and `new` after which both have equal tokens.
 
-    None: no piece of at most `LONGEST_CHANGE` tokens is followed by `SAME_AFTER` equal tokens.
+    Return None if no piece of at most `LONGEST_CHANGE` tokens is followed by `SAME_AFTER` equal tokens.
     """
     places: dict[bytes, int] = {}
     for at in range(min(LONGEST_CHANGE, len(new) - SAME_AFTER) + 1):

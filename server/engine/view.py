@@ -1,4 +1,4 @@
-"""The cache, the slots and the statistics as frozen values, for other threads.
+"""Shows the cache, the slots and the statistics to other threads, as frozen values.
 
 Only the engine's thread may read the cache. The thread answers each question between two steps, and the caller waits for
 the answer.
@@ -220,7 +220,7 @@ class CacheContents:
     """The cached KV of a scope, for all sets of LoRA adapters.
 
     tokens: the numbers of cached tokens by tier. runs: all runs, each after its parent; without ids until `identified` adds
-    them. texts: for each run, its tokens (int32) and the index of its parent in `runs`; None: it has no parent.
+    them. texts: for each run, its tokens (int32), and the index of its parent in `runs` or None if the run has no parent.
     """
 
     tokens: dict[str, int]
@@ -243,7 +243,7 @@ class CacheContents:
         return cls({"device": device, "host": host}, runs, states, texts)
 
     def identified(self) -> CacheContents:
-        """Return the same contents, with ids in the runs.
+        """Return a copy of these contents in which the runs have ids.
 
         Do not call it in the engine's thread, since it hashes all tokens, which takes time.
         """
@@ -328,7 +328,7 @@ class SlotState:
     """A slot, as `GET /slots` shows it.
 
     last: the id of the slot's last request; -1: none. sequence, tokens: the id and the length of the slot's history.
-    prefix_cache_tokens, prefix_cache_ratio: the reuse of the last request. task: the running request; None: the slot is
+    prefix_cache_tokens, prefix_cache_ratio: the reuse of the last request. task: the running request, or None if the slot is
     idle.
     """
 
@@ -360,8 +360,9 @@ T = TypeVar("T")
 class Missing:
     """The part of a prompt that has to be computed, and whether idle time can be used for it now.
 
-    tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free. idle:
-    whether the engine has no request, the model is loaded, and its turn on a shared device is not ending.
+    tokens: the number of tokens to compute; 0 if a lower tier has all tokens. fits: whether enough cells are free for the
+    tokens to compute. idle: whether the engine has no request, the model is loaded, and its turn on a shared device is not
+    ending.
     """
 
     tokens: int
@@ -370,7 +371,7 @@ class Missing:
 
 
 class View:
-    """Answers questions about the cache and the slots. Safe from any thread.
+    """Answers questions about the cache and the slots. Any thread may use this object.
 
     If a method's `scope` is a `str`, it is a client's name for the scope. lower: the tiers below host memory. token_bytes:
     the size of one token's KV. made_by: as in `SlotStore`. disk_thread: a thread for work that waits for a disk.
@@ -386,7 +387,8 @@ class View:
     def keeps_snapshots(self) -> bool:
         """Whether the cache keeps snapshots of recurrent states.
 
-        It does if the model cannot cut a sequence at an arbitrary position, and --cache-ram has room for snapshots.
+        The cache keeps snapshots if the model cannot cut a sequence at an arbitrary position, and --cache-ram has room for
+        them.
         """
         return any(states.host.max_bytes > 0 for states in self._scheduler.trees[1:])
 
@@ -409,7 +411,7 @@ class View:
         return len(self._scheduler.slots)
 
     async def why_unmovable(self) -> str:
-        """Return why saved KV cannot be moved to other positions; empty: it can be moved."""
+        """Return why saved KV cannot be moved to other positions, or an empty text if it can."""
         found = await self._ask(lambda: self._engine.runner.states.rotation)
         return found if isinstance(found, str) else ""
 
@@ -454,7 +456,7 @@ class View:
         await self._ask(lambda: [pins.unpin(scope, text) for text in generation.job.layout.texts])
 
     def retire(self, session: str, branches: Sequence[tuple[Scope, np.ndarray]]) -> Future[int]:
-        """Mark KV that only this session has used, so that it is evicted before other KV.
+        """Mark the KV that only this session has used, so that the marked KV is evicted before other KV.
 
         branches: the scope and the tokens (int32) of each prompt of the session. The future gets the number of marked
         tokens.

@@ -64,7 +64,7 @@ class AnswerReader(Protocol):
     def finish(self, is_cut: bool = False) -> list[Fragment]:
         """Return the remaining fragments. Call this once, after the last `push`.
 
-        is_cut: whether the answer ended at a limit. If so, a call without a complete name is dropped.
+        is_cut: whether the answer ended at a limit. If the answer was cut, a call without a complete name is dropped.
         """
         ...
 
@@ -128,7 +128,10 @@ def tool_call(start: CallStart, arguments: str) -> Mapping[str, object]:
 
 
 def decoded_arguments(arguments: str) -> dict[str, object] | None:
-    """Return the arguments of a call as an object. None if the text is not a JSON object, for example because it was cut."""
+    """Return the arguments of a call as an object.
+
+    Return None if the text is not a JSON object, for example because the answer was cut.
+    """
     try:
         decoded = msgspec.json.decode(whole_characters(arguments.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -138,7 +141,7 @@ def decoded_arguments(arguments: str) -> dict[str, object] | None:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the field of the request that it comes from. Errors name this field."""
+    """A grammar, and the field of the request that it comes from. Errors in the grammar name the request's field."""
 
     field: str
     source: GrammarSource
@@ -150,8 +153,8 @@ class AnswerFormat:
 
     reader: makes a reader of the answer's text.
     spelt: the control tokens that stay in the answer's text, because the reader looks for them.
-    grammar_spec: the grammar that the answer must follow. None if any text is allowed.
-    reasoning: the limit of the answer's reasoning. None for no limit.
+    grammar_spec: the grammar that the answer must follow; None if any text is allowed.
+    reasoning: the limit of the answer's reasoning; None if there is no limit.
     """
 
     reader: Callable[[], AnswerReader] = Plain

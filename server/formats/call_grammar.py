@@ -22,7 +22,7 @@ Definitions = Sequence[tuple[str, Mapping[str, object]]]
 class GrammarPart:
     """A control token, or a text without control tokens.
 
-    token: the control token in Lark's notation. Empty for a text without control tokens.
+    token: the control token in Lark's notation; empty if the part is a text without control tokens.
     """
 
     text: str
@@ -85,7 +85,7 @@ class GrammarWriter:
     def reasoning(self, start: str, end: str) -> str:
         """Add a rule for the tag `start`, reasoning, the tag `end`, and up to two line breaks. Return the rule's name.
 
-        start: the opening tag. Empty if the prompt already contains it.
+        start: the opening tag; empty if the prompt already contains it.
         """
         return self.rule(f'{self.text(start)} {self._free(self._parts(end))} "\\n"? "\\n"?')
 
@@ -104,7 +104,8 @@ class GrammarWriter:
 
         The expression matches a control token in `form` as a token, and all other text as letters.
 
-        filled: a client's texts for the holes of `form`. They are matched as letters, even if they contain a control token.
+        filled: a client's texts for the holes of `form`. The client's texts are matched as letters, even if they contain a
+        control token.
         """
         return _joined(self._parts(form, filled))
 
@@ -127,7 +128,7 @@ class GrammarWriter:
     def _schema(self, schema: object, root: Mapping[str, object]) -> str:
         """Add a schema, and return a reference to it. Raises GrammarError if all schemas together are too long.
 
-        root: the tool's whole schema. It has the definitions to which `schema` may refer.
+        root: the tool's whole schema, with the definitions to which `schema` may refer.
         """
         shared = {name: root[name] for name in ("$defs", "definitions", "strict") if name in root}
         name = f"s{len(self.schemas)}"
@@ -176,10 +177,11 @@ class GrammarWriter:
     def _chosen(self, ways: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Return two rules for optional parameters. Any of the parameters may be missing, but their order is fixed.
 
-        The first rule matches any number of the parameters, even none. A further parameter must follow. The second rule
-        matches at least one parameter, and ends with the tag after the last parameter. Each rule consists of a rule for the
-        first half of the parameters and one for the second half. This keeps the nesting of the rules shallow. If instead
-        each parameter's rule contained the rule of the next parameter, each parameter would add a level.
+        The first rule matches any number of the parameters, even none. After a match of the first rule, a further parameter
+        must follow. The second rule matches at least one parameter, and ends with the tag after the last parameter. Each
+        rule consists of a rule for the first half of the parameters and one for the second half. Halving the parameters in
+        this way keeps the nesting of the rules shallow. If instead each parameter's rule contained the rule of the next
+        parameter, each parameter would add a level.
         """
         if len(ways) == 1:
             return self.rule(f"{ways[0][0]}?"), ways[0][1]
@@ -191,7 +193,7 @@ class GrammarWriter:
     def _between_tags(
         self, tags: ParameterTags, parameter: tuple[str, object], wanted: ParameterType, root: Mapping[str, object]
     ) -> tuple[str, str]:
-        """Return two rules for one parameter. Both start with the parameter's name.
+        """Return two rules for one parameter. Both rules start with the parameter's name.
 
         The first rule ends with `tags.opens`, which opens another parameter. The second rule ends with `tags.end`.
         """
@@ -216,10 +218,12 @@ class GrammarWriter:
         return self.rule(f"{value} {self.text(tags.opens)}"), self.rule(f"{value} {self.text(tags.end)}")
 
     def _until(self, tags: ParameterTags, closer: str, tail: str) -> str:
-        """Return the rule for a string and the tag that closes it. A reader would end the string at the same place.
+        """Return the rule for a string and the tag that closes it.
+
+        The rule ends the string where a reader of the answer would end it.
 
         closer: the closing tag.
-        tail: the tag that follows the closing tag. Empty if the caller adds the following tag.
+        tail: the tag that follows the closing tag; empty if the caller adds this tag itself.
         """
         if (rule := self._texts.get((closer, tail))) is None:
             broken = "|".join(_pattern(tag) for tag in (tags.opens, tags.end) if not closer.startswith(tag))
@@ -236,8 +240,8 @@ class GrammarWriter:
     def _parameters(self, written: CallNotation, schema: Mapping[str, object]) -> str:
         """Return the rule for parameters with a separator between them.
 
-        The required parameters come first. Any of the others may follow, in a fixed order. If no parameter is required, any
-        of the optional ones may come first.
+        The required parameters come first. Any of the optional parameters may follow, in a fixed order. If no parameter is
+        required, any of the optional ones may come first.
         """
         properties, names, others = _named(schema)
         types, between = parameter_types(schema), self.text(written.separator)
@@ -297,7 +301,7 @@ def _named(schema: Mapping[str, object]) -> tuple[dict[str, object], list[str], 
 
 
 def _most(schema: object) -> int | None:
-    """Return a schema's `maxLength`. None if the schema has none, or a length above `MAX_LENGTH`."""
+    """Return a schema's `maxLength`, or None if the schema has no `maxLength` of at most `MAX_LENGTH`."""
     most = schema.get("maxLength") if isinstance(schema, dict) else None
     return most if isinstance(most, int) and 0 <= most <= MAX_LENGTH else None
 

@@ -37,14 +37,13 @@ HOLE = re.compile(r"\$([a-z_]+)")
 class CallNotation:
     """How a family writes tool calls.
 
-    call: the text of one call, with the holes $name and $arguments. It may also have $id (nine letters or digits) or
-    $number.
+    call: the text of one call, with the holes $name and $arguments, and maybe with $id (nine letters or digits) or $number.
     begin, end: the texts before the first call and after the last call.
-    between: the text between two calls. None if an answer has at most one call.
-    parameter: the text of one argument, with the holes $key and $value. It may also have $kind (the value's JSON type) or
-    $is_text (whether the value is a string). Empty if the arguments are one JSON object.
+    between: the text between two calls; None if an answer has at most one call.
+    parameter: the text of one argument, with the holes $key and $value, and maybe with $kind (the value's JSON type) or
+    $is_text (whether the value is a string). If the arguments are one JSON object, `parameter` is empty.
     separator: the text between two parameters.
-    quote: the quotes around a string. Empty if strings have no quotes. None if strings are written as in JSON.
+    quote: the quotes around a string; empty if strings have no quotes, and None if strings are written as in JSON.
     after_call: texts that may follow a call in other versions of this notation.
     """
 
@@ -99,7 +98,7 @@ class Family:
     noise: tags that have no meaning here, and are removed from the content.
     written: the form in which a grammar makes the model write calls.
     around: the tags around content.
-    calls_end_reasoning: whether a call may begin inside reasoning. The call then ends the reasoning.
+    calls_end_reasoning: whether a call may begin inside reasoning and thereby end the reasoning.
     new_id: makes a call's id from a hexadecimal digest.
     """
 
@@ -124,7 +123,9 @@ class Family:
         return frozenset((*thinking, *channels, *self.noise, *(tag for shape in self.shapes for tag in shape.tags)))
 
     def spelled(self, controls: Iterable[str]) -> frozenset[str]:
-        """Return the control tokens that occur in a tag. The answer's text must keep them, so that readers find the tags.
+        """Return the control tokens that occur in a tag.
+
+        The answer's text must keep these control tokens, so that readers find the tags.
 
         controls: the texts of all control tokens.
         """
@@ -146,8 +147,8 @@ class Family:
         seed: a text from which the calls' ids are made.
         thinks: whether to separate reasoning from content.
         opened: the end of the prompt. If the prompt ends inside reasoning or a message, the answer continues it.
-        controls: the control tokens that the answer's text keeps (see `spelled`). They are removed from the content, except
-        tags of reasoning if `thinks` is false.
+        controls: the control tokens that the answer's text keeps (see `spelled`). The reader removes the control tokens from
+        the content, but if `thinks` is false, the tags of reasoning stay.
         """
         text, calls, shapes = UnreadText(), Calls(tools, self.new_id, seed), self.shapes if tools else ()
         if self.channels:
@@ -171,7 +172,10 @@ class Family:
         return SteppedReader(text, answer.read())
 
     def _opened(self, prompt: str) -> str:
-        """Return the reasoning at the end of a prompt, with its opening tag. Empty if the prompt ends outside reasoning."""
+        """Return the reasoning at the end of a prompt, with its opening tag.
+
+        Return an empty text if the prompt ends outside reasoning.
+        """
         if self.thinking is None:
             return ""
         start, end = self.thinking.last(prompt)
@@ -190,7 +194,7 @@ class Family:
     def reasoning(self, prompt: str) -> tuple[str, str, bool] | None:
         """Return the tags around the reasoning of an answer, and whether the prompt already contains the opening tag.
 
-        None if the family has no reasoning, or if the prompt ends after the reasoning.
+        Return None if the family has no reasoning, or if the prompt ends after the reasoning.
         """
         if self.channels:
             return self.channels.written_reasoning and (*self.channels.written_reasoning, False)

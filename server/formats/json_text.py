@@ -22,7 +22,7 @@ MAX_SPACE = 64  # the most characters of white space between two tags
 
 
 class Tags:
-    """Tags to find in a text. If two tags begin at the same position, the longer tag is found."""
+    """Tags to find in a text. If two tags begin at the same position of the text, the longer tag is found."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.tags = tuple(sorted(filter(None, set(tags)), key=len, reverse=True))
@@ -38,8 +38,8 @@ class Tags:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """Return the position of the first tag from `at` on, and the tag.
 
-        If no whole tag is found, the returned tag is empty. The position is then the start of an incomplete tag at the end
-        of the text, or the end of the text if there is no incomplete tag.
+        If no whole tag is found, the returned tag is empty, and the position is the start of an incomplete tag at the end of
+        the text. If there is no incomplete tag either, the position is the end of the text.
 
         ended: whether no more text will come.
         """
@@ -48,7 +48,10 @@ class Tags:
         return (found.start(), found[0]) if found and found.start() < prefix_at else (prefix_at, "")
 
     def _prefix_at(self, text: str, at: int) -> int:
-        """Return the position of an incomplete tag at the end of the text. If there is none, return the text's length."""
+        """Return the position of an incomplete tag at the end of the text.
+
+        If the text has no incomplete tag at its end, return the text's length.
+        """
         for found in self._first.finditer(text, max(at, len(text) - self._longest + 1)):
             if text[found.start() :] in self._prefixes:
                 return found.start()
@@ -62,7 +65,7 @@ class UnreadText:
     is_cut: whether the answer ended at a limit.
     num_read: characters read so far.
     content: the start and end positions of content in the read text.
-    waits_at: the position in the read text after which it is still unknown what is content. None if all is known.
+    waits_at: the position in the read text after which it is still unknown what is content; None if nothing is unknown.
     """
 
     __slots__ = ("_at", "_marked_at", "_read", "_unread", "content", "ended", "is_cut", "num_read", "waits_at")
@@ -95,7 +98,7 @@ class UnreadText:
         return taken
 
     def back(self, length: int) -> None:
-        """Make the last `length` characters unread again. They must have been read since the last `add`."""
+        """Make the last `length` characters unread again. These characters must have been read since the last `add`."""
         self._at -= length
         self.num_read -= length
 
@@ -103,7 +106,8 @@ class UnreadText:
     def num_settled(self) -> int:
         """The number of read characters that are settled.
 
-        A character is settled once it is known whether it is content. No character after the mark is settled.
+        A character is settled once it is known whether it is content. While text is marked (see `mark`), no character after
+        the start of the marked text is settled.
         """
         settled = self.num_read if self._read is None else self._marked_at
         return settled if self.waits_at is None else min(settled, self.waits_at)
@@ -111,8 +115,8 @@ class UnreadText:
     def before(self, tags: Tags) -> tuple[str, str]:
         """Read the text before the next tag, then read the tag, and return both.
 
-        If there is no whole tag, the returned tag is empty. An incomplete tag at the end of the text then stays unread. But
-        at the end of an answer that was not cut, it counts as text.
+        If there is no whole tag, the returned tag is empty, and an incomplete tag at the end of the text stays unread. At
+        the end of an answer that was not cut, an incomplete tag counts as text.
         """
         place, tag = tags.find(self._unread, self._at, self.ended and not self.is_cut)
         text = self.take(place - self._at)
@@ -131,7 +135,7 @@ class UnreadText:
     # ---- wait for text -----------------------------------------------------------------------------------------------
 
     def peek(self) -> Steps[str]:
-        """Return the next character without reading it. Empty at the end of the text."""
+        """Return the next character without reading it. At the end of the answer, return an empty text."""
         while self._at == len(self._unread):
             if self.ended:
                 return ""
@@ -141,7 +145,7 @@ class UnreadText:
     def skip(self, characters: str = SPACE) -> Steps[str]:
         """Read all following characters that are in `characters`.
 
-        Return the next character without reading it. Empty at the end of the text.
+        Return the next character without reading it. At the end of the answer, return an empty text.
         """
         while (character := (yield from self.peek())) and character in characters:
             end = self._at + 1
@@ -151,7 +155,9 @@ class UnreadText:
         return character
 
     def one_of(self, *tags: str) -> Steps[str]:
-        """Read and return the tag that comes next, the longest if several fit. Empty if none of these tags comes next.
+        """Read and return the tag that comes next, the longest if several fit.
+
+        If none of `tags` comes next, return an empty text.
 
         If the answer was cut within a tag, the incomplete tag is dropped.
         """
@@ -172,7 +178,7 @@ class UnreadText:
 
         If the answer ends before a tag, return an empty text. If anything else comes next, return None and read nothing.
 
-        stays: further tags. If one of them follows the white space, it is returned but stays unread.
+        stays: further tags, which are returned but stay unread if they follow the white space.
         """
         known = (*tags, *stays)
         window = MAX_SPACE + max(map(len, known))
@@ -194,8 +200,8 @@ class UnreadText:
     def upto(self, tags: Tags, most: int, stays: Collection[str] = ()) -> Steps[tuple[str, str]]:
         """Read the text before the next tag, then read the tag, and return both.
 
-        If no tag begins within `most` characters, read only these characters, or fewer if the answer ends before that. The
-        returned tag is then empty.
+        If no tag begins within `most` characters, read only `most` characters, or fewer if the answer ends before that, and
+        return an empty tag.
 
         stays: the tags among `tags` that are returned but stay unread.
         """
@@ -220,7 +226,10 @@ _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float
 
 
 class JsonSpan:
-    """Finds the end of a JSON value that arrives in pieces. It only counts brackets and quotes, and checks nothing else."""
+    """Finds the end of a JSON value that arrives in pieces.
+
+    The search only counts brackets and quotes, and checks nothing else.
+    """
 
     __slots__ = ("_depth", "_escaped", "_quoted", "_started", "ended")
 
@@ -234,7 +243,7 @@ class JsonSpan:
         self._quoted = self._escaped = self._started = False
 
     def feed(self, text: str) -> int:
-        """Read a piece of text. Return how many of its characters belong to the value."""
+        """Read a piece of text. Return how many of the piece's characters belong to the JSON value."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -294,7 +303,7 @@ class ParameterType:
     """The values that a schema allows for a parameter.
 
     kinds: the allowed JSON types. An empty set allows all types.
-    texts: the allowed strings, in one or more sets. None allows all strings.
+    texts: the allowed strings, in one or more sets; None if all strings are allowed.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -338,8 +347,8 @@ def typed(text: str, wanted: ParameterType = ANY) -> str:
 def literal(word: str, wanted: ParameterType) -> str:
     """Convert a word without quotes to JSON. The word comes from a notation in which strings have quotes.
 
-    The words null and None become null. Any other word becomes a value of a wanted type if it fits one. If not, it becomes a
-    number, a boolean or a string.
+    The words null and None become null. Any other word that fits a wanted type becomes a value of this type. A word that
+    fits no wanted type becomes a number, a boolean or a string.
     """
     if not wanted.kinds or word in ("None", "null"):
         return typed(word, WORD)
@@ -348,7 +357,7 @@ def literal(word: str, wanted: ParameterType) -> str:
 
 
 def is_json(text: str, kinds: Collection[str] = ()) -> bool:
-    """Return whether a text is a JSON value. kinds: the allowed types. Empty if all are allowed."""
+    """Return whether a text is a JSON value. kinds: the allowed types; empty if all types are allowed."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -368,7 +377,7 @@ LONGEST_NUMBER = 400  # the most characters of a number that is rewritten for JS
 
 
 def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
-    """Convert a value to JSON if it has one of these types. Otherwise return None.
+    """Convert a value to JSON if the value has one of the types in `kinds`. Otherwise return None.
 
     The value may differ from JSON's notation, as `TRUE`, `.5` and `(1, 2)` do.
     """
@@ -386,9 +395,9 @@ def _of_kind(bare: str, kinds: frozenset[str]) -> str | None:
 
 
 def _number(bare: str, may_be_broken: bool) -> str | None:
-    """Return a number in JSON's notation, such as 0.5 for .5. None if the text is not a number.
+    """Return a number in JSON's notation, such as 0.5 for .5. Return None if the text is not a number.
 
-    may_be_broken: whether the number may have a fraction. If not, 5.0 becomes 5, and 5.5 gives None.
+    may_be_broken: whether the number may have a fraction. If a fraction is not allowed, 5.0 becomes 5, and 5.5 gives None.
     """
     found = _NUMBER.fullmatch(bare) if len(bare) <= LONGEST_NUMBER else None
     if found is None or not (found["whole"] or found["part"]) or isinf(float(bare)):
@@ -412,7 +421,10 @@ ESCAPES = {"b": "\b", "f": "\f", "/": "/", "n": "\n", "t": "\t", "r": "\r", "\\"
 
 
 def _from_python(text: str) -> str | None:
-    """Convert a list or an object from Python's notation to JSON. None if a string in it has no closing quote."""
+    """Convert a list or an object from Python's notation to JSON.
+
+    Return None if a string in the text has no closing quote.
+    """
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -440,7 +452,10 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the text of a JSON string. None if it is not a JSON string, or contains half of a surrogate pair."""
+    """Return the text of a JSON string.
+
+    Return None if `text` is not a JSON string, or if it contains half of a surrogate pair.
+    """
     try:
         value = json.loads(text, strict=False)
         value.encode()
@@ -478,7 +493,7 @@ class _Schemas:
         self._listed: dict[int, ParameterType] = {}  # the type of each list of values, by the id() of the list
 
     def type(self, schema: object) -> ParameterType:
-        """Return the type that a schema allows. `ANY` if the schema has too many parts, or if a part has no type."""
+        """Return the type that a schema allows. Return `ANY` if the schema has too many parts, or if a part has no type."""
         kinds: set[str] = set()
         texts: list[frozenset[str]] = []
         is_free = False  # whether strings outside `texts` are allowed
@@ -505,9 +520,10 @@ class _Schemas:
         return ANY
 
     def _inner(self, schema: Mapping[str, object]) -> list[object] | None:
-        """Return the schemas that give the type in place of `schema`. None if `schema` itself gives it.
+        """Return the inner schemas that give the type. Return None if `schema` itself gives the type.
 
-        They are the schema of `$ref` or, without a `type`, those of `anyOf` or `oneOf`, or the only schema of `allOf`.
+        If `schema` has a `$ref`, return the schema to which `$ref` points. If `schema` has neither `$ref` nor `type`, return
+        the schemas of `anyOf` or `oneOf`, or the only schema of `allOf`.
         """
         if isinstance(reference := schema.get("$ref"), str):
             return [self._meant(reference)]
@@ -528,7 +544,7 @@ class _Schemas:
         return frozenset(filter(None, [implied]))
 
     def _values(self, schema: Mapping[str, object]) -> ParameterType | None:
-        """Return the type of the values that a schema lists. None if it lists no values."""
+        """Return the type of the values that a schema lists, or None if the schema lists no values."""
         if "const" in schema:
             return _type_of([schema["const"]])
         values = schema.get("enum")
@@ -539,7 +555,7 @@ class _Schemas:
         return self._listed[id(values)]
 
     def _meant(self, reference: str) -> object:
-        """Return the schema to which a reference such as `#/$defs/Place` points. None if there is none."""
+        """Return the schema to which a reference such as `#/$defs/Place` points, or None if there is no such schema."""
         if reference not in self._meanings:
             meant = self._root
             for name in reference.removeprefix("#/").split("/"):
@@ -549,7 +565,10 @@ class _Schemas:
 
 
 def _type_of(values: Sequence[object]) -> ParameterType:
-    """Return the type that allows these values. Its `kinds` are their JSON types, and `texts` has the strings among them."""
+    """Return the type that allows these values.
+
+    The type's `kinds` are the JSON types of the values, and its `texts` has the strings among the values.
+    """
     return ParameterType(frozenset(map(_type, values)), (frozenset(text for text in values if isinstance(text, str)),))
 
 

@@ -1,4 +1,7 @@
-"""Readers for answers whose text arrives in pieces. They find content, reasoning, and tool calls in many notations."""
+"""Readers for answers whose text arrives in pieces.
+
+The readers find content, reasoning, and tool calls in many notations.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class CallShape(Protocol):
 
         Text that turns out not to be a call either stays unread, or is returned by the next `text.unmark`.
 
-        tag: the opening tag, which is already read. Empty for a call without an opening tag.
+        tag: the opening tag, which is already read; empty for a call without an opening tag.
         """
         ...
 
@@ -141,8 +144,8 @@ class TaggedBody:
     """Arguments that are written as parameters. Each parameter has its name and its value between tags.
 
     opens, key_ends: the tags before and after a parameter's name.
-    value_opens, value_ends: the tags before and after its value. `{key}` in value_ends stands for the parameter's name. The
-    model may omit value_opens.
+    value_opens, value_ends: the tags before and after a parameter's value. `{key}` in value_ends stands for the parameter's
+    name. The model may omit value_opens.
     ends: the tags after the last parameter.
     text_key_ends: the tags after a name that make the value a string, even if the schema gives another type.
     """
@@ -185,8 +188,8 @@ class TaggedBody:
         """Read a value and its closing tag. Return the tag that follows the closing tag.
 
         Return an empty tag if the answer ends after the closing tag, and None if the answer ends before the value does. A
-        closing tag ends the value only if another tag or the end of the answer follows. Otherwise the closing tag is part of
-        the value. If the closing tag is missing, a tag of `begins` at the start of a line ends the value.
+        closing tag ends the value only if another tag or the end of the answer follows. If other text follows, the closing
+        tag is part of the value. If the closing tag is missing, a tag of `begins` at the start of a line ends the value.
 
         A value that may be any string is yielded as it arrives. Other values are yielded when they are complete.
         """
@@ -327,7 +330,7 @@ class HeadedCalls:
     """Calls that are written as a tag, a header with the tool's name, the arguments, and a closing tag.
 
     starts, closes: the tags around each call.
-    header: the pattern of the header. Its groups are `name` and, if calls have ids, `id`.
+    header: the pattern of the header, with the group `name` and, if calls have ids, the group `id`.
     more: tags other than `starts` that may start another call after the first.
     sections, section_ends: the tags around all calls.
     inner: the tags within the header.
@@ -419,7 +422,7 @@ class TrimmedText:
     """Makes fragments of one kind from text, and trims the white space next to calls and reasoning.
 
     begins: whether to drop white space at the start of the next text.
-    source: the answer's text. `note` adds the positions of content to it. None if the positions are not needed.
+    source: the answer's text, to which `note` adds the positions of content; None if the positions are not needed.
     """
 
     kind: type[ContentText] | type[ReasoningText]
@@ -550,9 +553,9 @@ class ReadParts:
 class TaggedAnswer:
     """Reads an answer of content, reasoning and calls.
 
-    thinking: the tags around reasoning. None if reasoning stays in the content.
-    calls_end: whether a call may begin inside reasoning. The call then ends the reasoning.
-    opened: the reasoning at the end of the prompt, with its opening tag. Empty if the prompt ends outside reasoning.
+    thinking: the tags around reasoning; None if reasoning stays in the content.
+    calls_end: whether a call may begin inside reasoning and thereby end the reasoning.
+    opened: the reasoning at the end of the prompt, with its opening tag; empty if the prompt ends outside reasoning.
     dropped: tags that never become content, such as control tokens.
     """
 
@@ -600,7 +603,10 @@ class TaggedAnswer:
         yield from self._content.say(text)
 
     def _first_reasoning(self) -> Steps[None]:
-        """Read the reasoning at the start of an answer, if there is any. If `thinking` is None, `opened` becomes content."""
+        """Read the reasoning at the start of an answer, if the answer starts with reasoning.
+
+        If `thinking` is None, `opened` becomes content.
+        """
         if self._thinking is None:
             yield from self._content.say(self._opened)
             return
@@ -636,7 +642,10 @@ class TaggedAnswer:
                 yield None
 
     def _bare_calls(self) -> Steps[None]:
-        """Read calls without an opening tag. They can only be at the start of an answer."""
+        """Read calls without an opening tag.
+
+        Calls without an opening tag can only be at the start of an answer, or after the reasoning at its start.
+        """
         shape = next((shape for shape in self._shapes if shape.bare), None)
         if shape is None:
             return
@@ -667,15 +676,15 @@ _BODY = JsonBody()
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The format of an answer that is a sequence of messages with headers. The first header begins in the prompt.
+    """The format of an answer that is a sequence of messages with headers. The prompt ends inside the first header.
 
     starts: the tags that begin a header.
     message: the tag that ends a header.
     ends: the tags that end a message.
-    to: finds the tool's name in a header. Its group is `name`.
-    reasoning, plain: the patterns of the headers of reasoning and of content. A header that fits neither is itself shown as
-    content.
-    written_reasoning: the texts that models write before reasoning, and between reasoning and the next header. None if the
+    to: the pattern that finds the tool's name in a header, as the group `name`.
+    reasoning, plain: the patterns of the headers of reasoning and of content. A header that fits neither pattern is itself
+    shown as content.
+    written_reasoning: the texts that models write before reasoning, and between reasoning and the next header; None if the
     models write no reasoning.
     """
 
@@ -704,7 +713,7 @@ class ChannelAnswer:
         self._content = TrimmedText(ContentText, source=text)
 
     def read(self) -> Steps[None]:
-        """Read the whole answer. Its text begins inside a header."""
+        """Read the whole answer. The answer's text begins inside a header."""
         start = ""
         while (yield from self._text.peek()):
             self._text.mark(start)
@@ -745,9 +754,9 @@ class ChannelAnswer:
         return (yield from self._body(TrimmedText(ContentText), is_said=False))
 
     def _body(self, trimmed: TrimmedText, is_said: bool = True) -> Steps[str]:
-        """Read the text before the next tag, then read the tag. Return the tag. Empty at the end of the answer.
+        """Read the text before the next tag, then read the tag. Return the tag, or an empty text at the end of the answer.
 
-        is_said: whether to yield the text. If not, the text is dropped.
+        is_said: whether to yield the text; otherwise the text is dropped.
         """
         while True:
             text, tag = self._text.before(self._body_tags)
@@ -772,7 +781,8 @@ class JsonCalls:
     opens, closes: the tags around all calls.
     names, arguments, ids: the keys of the tool's name, of the arguments and of the call's id.
     named: whether the tool's name may itself be the key of the arguments, as in `{"search": {...}}`.
-    late_id: whether a call's id may come after its arguments. If so, the call is yielded only at its end.
+    late_id: whether a call's id may come after its arguments. If the id may come that late, a call is yielded only at its
+    end.
     """
 
     opens: tuple[str, ...] = ()
@@ -812,7 +822,7 @@ class JsonCalls:
 
 
 class _JsonCall:
-    """Reads one call. Its arguments are held back until its name is known."""
+    """Reads one call. The call's arguments are held back until the tool's name is known."""
 
     def __init__(self, shape: JsonCalls, text: UnreadText, calls: Calls) -> None:
         self._shape, self._text, self._calls = shape, text, calls
@@ -842,7 +852,7 @@ class _JsonCall:
         return False
 
     def _key(self) -> Steps[str]:
-        """Read the key of a member, up to the member's value. Return the key. Empty if there is none."""
+        """Read the key of a member, up to the member's value. Return an empty text if there is no key."""
         name = yield from self._string()
         yield from self._text.skip()
         if (yield from self._text.one_of(":")):
@@ -851,7 +861,10 @@ class _JsonCall:
         return ""
 
     def _string(self) -> Steps[str]:
-        """Read a JSON string of at most `MAX_NAME` characters. Empty if there is none."""
+        """Read a JSON string of at most `MAX_NAME` characters, and return its text.
+
+        Return an empty text if there is no such string.
+        """
         read, tag = yield from self._text.upto(_QUOTE, 1)
         if read or not tag:
             return ""
@@ -880,9 +893,10 @@ class _JsonCall:
         return bool(value) and (self._is_started or key in shape.keys)
 
     def _object(self) -> Steps[bool]:
-        """Read the arguments. Return whether they are complete.
+        """Read the arguments. Return whether the arguments are complete.
 
-        If the tool's name is known, the arguments are yielded as they arrive. Otherwise they are held back.
+        If the tool's name is known and the call's id cannot come later, the arguments are yielded as they arrive. In all
+        other cases, the arguments are held back.
         """
         streams = bool(self._name) and not self._shape.late_id
         if streams:
@@ -904,7 +918,10 @@ class _JsonCall:
         yield self._calls.start(self._name, self._id)
 
     def _close(self) -> Steps[bool]:
-        """End the object. If it is a call that was held back, yield the call now. Return whether the object is a call."""
+        """End the object. If the object is a call that was held back, yield the call now.
+
+        Return whether the object is a call.
+        """
         if self._name and not self._is_started:
             yield from self._start()
             yield self._calls.arguments("".join(self._arguments) or "{}")
@@ -915,7 +932,7 @@ _QUOTE = Tags(['"'])
 
 
 def _decoded(text: str) -> str:
-    """Return the text of a JSON string. Empty if `text` is not one."""
+    """Return the text of a JSON string, or an empty text if `text` is not a JSON string."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -79,7 +79,7 @@ class RequestError(Exception):
         return TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, object]:
-        """Return the body of the error in OpenAI's form. Most routes use it."""
+        """Return the body of the error in OpenAI's form, which most routes use."""
         error = {"message": self.message, "type": self.type, "param": self.param}
         return {"error": error | {"code": self.code or self.status} | self.details}
 
@@ -121,13 +121,16 @@ def unknown_model(name: str, known: Iterable[str]) -> RequestError:
 
 
 def no_route(path: str, known: Sequence[str] = ()) -> RequestError:
-    """Return the error for a path without a route. It names the most similar of the `known` paths."""
+    """Return the error for a path without a route. The error names the most similar of the `known` paths."""
     near = get_close_matches(path, known, n=1, cutoff=0.8) if len(path) <= MAX_COMPARED else []
     return RequestError(f"no such route: {path}" + (f" (did you mean {near[0]}?)" if near else ""), status=404)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error. If an error such as a MemoryError has none, return its type."""
+    """Return the message of an error.
+
+    If the error has no message, as is usual for a MemoryError, return the type of the error.
+    """
     return str(error) or type(error).__name__
 
 
@@ -192,5 +195,8 @@ def _paths(request: Request) -> list[str]:
 
 
 def _let_go(request: Request, error: Exception) -> Response:
-    """Return a response for a client that disconnected while it sent its body. Only the log shows its status."""
+    """Return a response for a client that disconnected while it sent its body.
+
+    The client cannot read this response, so only the log shows its status.
+    """
     return Response(status_code=499)

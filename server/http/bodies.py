@@ -18,7 +18,7 @@ LARGEST = 4  # how many bodies of the largest size may be in memory at a time
 
 @dataclass(slots=True)
 class Bodies:
-    """Reads bodies. For the event loop only.
+    """Reads bodies. Only the event loop may use this object.
 
     most: the most bytes of one body.
     room: bytes of memory that are still free for bodies.
@@ -42,7 +42,8 @@ class Bodies:
         The status of the error is 408 for a slow body, 413 for a large body, 503 if there is no room now, and 400 or 415
         if the body cannot be decompressed.
 
-        reservation: reserves memory for the body until the caller frees it. If None, the memory is freed after the read.
+        reservation: reserves memory for the body until the caller frees it. If `reservation` is None, the memory is freed
+        after the read.
         """
         if reservation is None:
             with Reservation(self) as reservation:

@@ -32,10 +32,10 @@ SHORTCUT = "shortcut"  # the key of the `Shortcut` in a request's state
 
 
 class Shortcut:
-    """Writes the pieces of one streamed answer directly to the connection. This bypasses h11 and the middleware.
+    """Writes the pieces of one streamed answer directly to the connection. The pieces bypass h11 and the middleware.
 
-    For each piece, h11 would be the slowest step. The middleware needs only the head of the answer, which is sent as usual.
-    Each piece is an HTTP chunk, since the length of the answer is not known in advance.
+    Without this bypass, h11 would be the slowest step in the sending of a piece. The middleware needs only the head of the
+    answer, which is sent as usual. Each piece is an HTTP chunk, since the length of the answer is not known in advance.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -50,7 +50,7 @@ class Shortcut:
         return self._has_chunks and cycle.response_started and not (cycle.response_complete or is_stopped)
 
     def write(self, data: bytes) -> None:
-        """Write a piece of the body. It must not be empty, since an empty chunk would end the body."""
+        """Write a piece of the body. The piece must not be empty, since an empty chunk would end the body."""
         transport = self._connection.gathering
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         transport.flush()
@@ -65,7 +65,7 @@ class GatheringTransport:
     Most of the time of a small write is the system call. An answer's head is sent together with the first event, and the
     last event together with the end of the body. All calls other than writes are passed on to `transport`.
 
-    tls: the TLS layer. None for plain HTTP.
+    tls: the TLS layer; None for plain HTTP.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class GatheringTransport:
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One HTTP/1.1 connection of uvicorn, with time limits and small reads.
 
-    head: the most seconds until a request's head has arrived. If the body of a request still arrives after the
-    answer has ended, also the most seconds until the rest of the body has arrived.
-    patience: if written bytes wait for the client, it must read all of them within this many seconds, or must read at least
-    `rate` bytes a second.
-    bite: the most bytes of one read. The event loop waits while they are parsed, which takes 12 us even for a chunk of one
-    byte.
-    credit: the most seconds for which a body counts as making progress although no byte arrives. Every `rate`
-    received bytes earn one second of this time.
+    head: the most seconds until a request's head has arrived. If the body of a request still arrives after the answer has
+    ended, the rest of the body must arrive within `head` seconds, too.
+    patience: if written bytes wait for the client, the client must read all of these bytes within `patience` seconds, or
+    must read at least `rate` bytes a second.
+    bite: the most bytes of one read. The event loop waits while the bytes of a read are parsed, which takes 12 us even for a
+    chunk of one byte.
+    credit: the most seconds for which a body counts as making progress although no byte arrives. For every `rate` bytes that
+    arrive, the body counts as making progress for one more second, up to `credit`.
     """
 
     server_state: Connections
@@ -192,7 +192,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             state[SHORTCUT] = Shortcut(self)
 
     def eof_received(self) -> None:
-        """Treat a client that closes its sending side as disconnected. Only a write would show whether it still reads."""
+        """Treat a client that closes its sending side as disconnected.
+
+        Only a write would show whether such a client still reads.
+        """
         self.gathering.flush()  # asyncio closes the transport after this call
 
     def on_response_complete(self) -> None:

@@ -4,8 +4,8 @@
                               |
                               +--- closed when the limit is reached, the longest waiting connection first
 
-A time limit for waiting could not replace the limit on the number: it would be too long for a full server, or too short for
-a server with few connections.
+A time limit for waiting could not replace the limit on the number of connections. Any time limit would be too long for a
+full server, or too short for a server with few connections.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class WaitingConnection(Protocol):
 
 
 class Connections(ServerState):
-    """uvicorn's shared state of all connections, with a limit on their number. For the event loop only.
+    """uvicorn's shared state of all connections, with a limit on their number. Only the event loop may use this object.
 
     most: the most connections that may be open.
     arriving: accepted connections that uvicorn has not yet put into `connections`.
-    tls: the TLS context of all connections. None for plain HTTP.
+    tls: the TLS context of all connections; None for plain HTTP.
     """
 
     def __init__(self, most: int, tls: SSLContext | None = None) -> None:
@@ -60,12 +60,15 @@ class Connections(ServerState):
         self._logged: dict[str, float] = {}
 
     def waits(self, connection: WaitingConnection) -> None:
-        """Add a connection to those that wait for their clients. One that already waits keeps its place in the order."""
+        """Add a connection to the connections that wait for their clients.
+
+        A connection that already waits keeps its place in the order.
+        """
         self.arriving.discard(connection)
         self._waiting.setdefault(connection)
 
     def works(self, connection: WaitingConnection) -> None:
-        """Remove a connection from those that wait for their clients, because it works or has ended."""
+        """Remove a connection that works or has ended from the connections that wait for their clients."""
         self._waiting.pop(connection, None)
 
     @property
@@ -178,7 +181,7 @@ class ConnectionListener:
             self._connections.log("a new connection could not be opened: %r", error)
 
     def _wait(self) -> None:
-        """Accept nothing for `PAUSE` seconds. Meanwhile the system queues new connections."""
+        """Accept nothing for `PAUSE` seconds, while the system queues new connections."""
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE, self._listen)
 
@@ -186,8 +189,8 @@ class ConnectionListener:
 class ListeningServer(uvicorn.Server):
     """uvicorn with TLS, socket files, and a limit on the number of its connections.
 
-    Its config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError for TLS
-    files that cannot be used.
+    The server's config needs `loop="asyncio"`, since other event loops accept connections themselves. Raises SettingsError
+    for TLS files that cannot be used.
 
     most: the most connections that may be open.
     settings: the settings with the addresses, socket files and TLS files.
@@ -238,7 +241,7 @@ class ListeningServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to shut down. At a second ctrl-C, shut down without waiting for requests.
 
-        When uvicorn ends, it raises all captured signals again. This server raises only the first signal.
+        When uvicorn ends, it raises all captured signals again. This server raises only the first signal again.
         """
         super().handle_exit(sig, frame)
         del self._captured_signals[1:]

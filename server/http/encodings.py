@@ -87,7 +87,7 @@ ALIASES, IDENTITY = {"x-gzip": "gzip"}, "identity"
 
 
 def encoding_of(headers: Headers) -> str:
-    """Return the encoding of a request's body. Empty if the body is not compressed.
+    """Return the encoding of a request's body, or an empty text if the body is not compressed.
 
     Raises RequestError 415 for an encoding that is not supported, and for more than one encoding.
     """
@@ -110,7 +110,10 @@ class Unpacking:
         self._stream, self._num_members = STREAMS[encoding](packed), 1
 
     def piece(self) -> bytes:
-        """Return the next unpacked bytes, at most `PIECE`. Empty at the end. Raises RequestError 400 for a damaged body."""
+        """Return the next unpacked bytes, at most `PIECE`. Return no bytes at the end of the body.
+
+        Raises RequestError 400 for a damaged body.
+        """
         if not self._packed:
             return b""
         try:

@@ -34,7 +34,7 @@ def check_elements(*texts: bytes, what: str = "the body", param: str | None = No
 
 
 def _count(texts: Iterable[bytes]) -> Counter[str]:
-    """Count the elements of texts. Stop once there are too many."""
+    """Count the elements of texts. Stop the count once the texts have too many elements."""
     found = Counter[str]()
     for text in texts:
         found.update({name: sum(map(text.count, marks)) for name, (marks, _) in ELEMENTS.items()})
@@ -90,7 +90,7 @@ def as_unicode(body: bytes) -> bytes:
 
 
 def whole_characters(text: bytes) -> bytes:
-    """Return JSON text with U+FFFD in place of each lone half of a surrogate pair. The length stays the same."""
+    """Return JSON text with U+FFFD in place of each lone half of a surrogate pair. The text's length stays the same."""
     if not any(begin in text for begin in (rb"\ud", rb"\uD")):
         return text
     escapes, whole = text.replace(rb"\\", b"  "), bytearray()  # in `escapes`, each backslash begins an escape
@@ -103,7 +103,10 @@ def whole_characters(text: bytes) -> bytes:
 
 
 def _field_of_no_text(body: bytes) -> str:
-    """Return the path of the first value that is not UTF-8, such as `messages[1].content`. Empty if it is unknown."""
+    """Return the path of the first value that is not UTF-8, such as `messages[1].content`.
+
+    Return an empty text if the path is unknown.
+    """
     path, value = "", body
     for _ in range(MOST_LEVELS):
         inner = _inner(value)
@@ -117,7 +120,7 @@ def _field_of_no_text(body: bytes) -> str:
 def _inner(value: bytes) -> dict[str, bytes]:
     """Return the values in an object or a list, by the steps that lead to them in a path (`.name` or `[1]`).
 
-    Empty if the value is neither, or if it cannot be decoded.
+    Return an empty dict if `value` is neither an object nor a list, or if it cannot be decoded.
     """
     try:
         if value.lstrip()[:1] == b"[":

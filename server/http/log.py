@@ -118,16 +118,17 @@ Fields = dict[str, object]
 
 
 class RequestLog:
-    """Middleware that logs a line for each request. It surrounds the gate and all routes.
+    """Middleware that logs a line for each request. This middleware surrounds the gate and all routes.
 
-    A route may put a function `account` into the request's state. The line then has the figures that the function returns.
-    If a connection is closed to make room for new ones, it puts `is_quiet` into the state of its request. The request's line
-    is then logged at level DEBUG.
+    A route may put a function `account` into the request's state, so that the line has the figures that `account` returns. A
+    connection that is closed to make room for new ones puts `is_quiet` into the state of its request. The line of a request
+    with `is_quiet` is logged at level DEBUG.
 
-    At shutdown, uvicorn cancels the requests that are open after its grace time. This layer answers them with 503. Without
-    it, uvicorn would answer 500.
+    At shutdown, uvicorn cancels the requests that are open after its grace time. `RequestLog` answers the cancelled requests
+    with 503, because uvicorn itself would answer them with 500.
 
-    The log contains no text of prompts or answers. But it contains the path, which may have the id of a stored answer.
+    The log contains no text of prompts or answers. But the log contains the paths of requests, and a path may have the id of
+    a stored answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:

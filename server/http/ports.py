@@ -16,7 +16,10 @@ MOST_TRIED = 100  # ports to try after a port in use
 
 
 def why_taken(settings: Settings) -> str:
-    """Return why a server cannot listen at its addresses, and a remedy. Empty if it can, or if the reason is unknown."""
+    """Return why a server cannot listen at its addresses, and a remedy.
+
+    Return an empty text if the server can listen, or if the reason is unknown.
+    """
     if not (settings.hosts or settings.socket_files):
         return "--host is empty: expected an address, such as 127.0.0.1, or 0.0.0.0 for all"
     return _why_no_port(settings.hosts, settings.port) or _why_no_files(settings.socket_files)
@@ -36,7 +39,7 @@ def _why_no_port(hosts: Sequence[str], port: int) -> str:
 
 
 def _error_of(host: str, port: int) -> int:
-    """Try to listen on a port. Return the number of the error, or 0 if there is none."""
+    """Try to listen on a port. Return the number of the error, or 0 if listening works."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -53,13 +56,16 @@ def _error_of(host: str, port: int) -> int:
 
 
 def _free_after(hosts: Sequence[str], port: int) -> int:
-    """Return the first free port after `port`. If none is found, return the next port."""
+    """Return the first free port after `port`. If no free port is found, return the port after `port`."""
     some = range(port + 1, min(port + MOST_TRIED, 65536))
     return next((one for one in some if not any(_error_of(host, one) for host in hosts)), port + 1)
 
 
 def _owner(port: int) -> str:
-    """Return the process that listens on a port. Empty if this user may not see it or the system has no /proc."""
+    """Return the process that listens on a port.
+
+    Return an empty text if this user may not see the process, or if the system has no /proc.
+    """
     wanted = {f"socket:[{inode}]" for inode in _inodes(port)}
     for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
         with suppress(OSError):
@@ -87,7 +93,7 @@ def _why_no_files(paths: Sequence[str]) -> str:
 
 
 def _why_no_file(file: Path) -> str:
-    """Return why a server cannot listen on a socket file. Empty if it can.
+    """Return why a server cannot listen on a socket file, or an empty text if it can.
 
     A file that an earlier server left can be used again.
     """
@@ -110,7 +116,7 @@ def _why_no_file(file: Path) -> str:
 def listen_at(path: str, backlog: int) -> socket.socket:
     """Return a socket that listens on a socket file. A file at the path is replaced. Raises OSError.
 
-    Users who may write to the file may connect. The umask decides who may write to it.
+    Users who may write to the socket file may connect. The umask decides which users may write to the file.
 
     backlog: how many new connections the system queues.
     """

@@ -43,8 +43,8 @@ class Keys:
     def of(cls, settings: Settings) -> Keys:
         """Return the keys from --api-key and --api-key-file.
 
-        Raises SettingsError if one of the flags is given without a key. If that were allowed, a script with an empty
-        variable would start a server that is open to everyone.
+        Raises SettingsError if one of the flags is given without a key. If a flag without a key were allowed, a script with
+        an empty variable would start a server that is open to everyone.
         """
         given = listed(settings.api_key)
         for flag, name, holds in (
@@ -61,7 +61,10 @@ class Keys:
         return not self._digests or bool(self.used(headers))
 
     def used(self, headers: Headers) -> bytes:
-        """Return the server's key that a request carries. Empty if it carries none."""
+        """Return the server's key that a request carries.
+
+        Return empty bytes if the request carries none of the server's keys.
+        """
         known = [key for key in _presented(headers) if self._has(key)]
         return known[0] if known else b""
 
@@ -71,7 +74,10 @@ class Keys:
 
 
 def open_to(settings: Settings) -> str:
-    """Return a warning about who may use the server. Empty if the server has keys, or if only this machine can reach it."""
+    """Return a warning about who may use the server.
+
+    Return an empty text if the server has keys, or if only this machine can reach the server.
+    """
     if settings.api_key or settings.api_key_file:
         return ""
     far = [host for host in settings.hosts if not _is_loopback(host)]
@@ -100,7 +106,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _presented(headers: Headers) -> list[bytes]:
-    """Return the keys in a request's headers. Clients of OpenAI, llama-server and Anthropic send them in different ways.
+    """Return the keys in a request's headers. Clients of OpenAI, llama-server and Anthropic send keys in different ways.
 
     A client of llama-server may send a key in `Authorization` without the word Bearer.
     """
@@ -207,7 +213,10 @@ def is_open(scope: Scope) -> bool:
 
 
 class Gate:
-    """Refuses requests with 401, 403 or 415 before they reach a route, except requests for which `is_open` is true."""
+    """Refuses requests with 401, 403 or 415 before they reach a route.
+
+    Requests for which `is_open` is true are not checked.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys, origins: Origins) -> None:
         self._app, self._keys, self._origins = app, keys, origins

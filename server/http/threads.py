@@ -6,10 +6,10 @@
 
 One piece of work has the turn. After `TURN` seconds, its next call of `give_way` passes the turn to the first piece in the
 queue of the next client. The interrupted piece goes to the end of its own client's queue. Before its own turn, a client
-waits for at most one turn of each other client, however many and however large the pieces of the other clients are.
+waits for at most one turn of each other client. The number and the size of the other clients' pieces do not matter.
 
-A piece keeps its thread from its first turn to its end. A client with a started piece may start another piece only while
-half of the threads are free, so that other clients can start their work.
+A piece keeps its thread from its first turn to its end. If a client has already started a piece, it may start another piece
+only while half of the threads are free. So other clients can start their work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CLIENT: ContextVar[tuple[object, ...]] = ContextVar("client", default=())
 
 
 def note_client(scope: Scope, key: bytes) -> None:
-    """Set the sender of the current request. The request's work then waits in the queue of this client.
+    """Set the sender of the current request. The work of the request waits in the queue of this sender.
 
     key: a valid API key of the server, or empty. If invalid keys counted, one client could pretend to be many.
     """
@@ -47,7 +47,11 @@ def note_client(scope: Scope, key: bytes) -> None:
 
 
 class Disconnected(BaseException):
-    """Ends work whose result nobody waits for. As an `Exception` it would be taken for a failure of the chat template."""
+    """Ends work whose result nobody waits for.
+
+    `Disconnected` is no `Exception`, because code around a chat template would take an `Exception` for a failure of the
+    template.
+    """
 
 
 def _closed() -> RequestError:
@@ -79,7 +83,7 @@ class _Work(Generic[T]):
             self.turns.drop(self)
 
     def end(self, error: BaseException) -> None:
-        """End work that has not started. Its `future` raises the error."""
+        """End work that has not started, so that its `future` raises the error."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
@@ -104,7 +108,7 @@ def give_way() -> None:
 
 
 class Turns:
-    """Runs the work of many clients in turns, one piece at a time. Any thread may use it."""
+    """Runs the work of many clients in turns, one piece at a time. Any thread may use this object."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(MOST_STARTED, name)
@@ -115,7 +119,10 @@ class Turns:
         self._closed = False
 
     def submit(self, call: Callable[[], T], client: tuple[object, ...] = ()) -> _Work[T]:
-        """Queue a piece of work. Its `future` gets the result. Raises RequestError 503 after `close`."""
+        """Queue a piece of work, and return it. The `future` of the returned work gets the result.
+
+        Raises RequestError 503 after `close`.
+        """
         work = _Work(self, client, call)
         with self._lock:
             if self._closed:
@@ -132,7 +139,7 @@ class Turns:
                 queue.remove(work)
 
     def pass_on(self, work: _Work) -> None:
-        """Pass the turn on, and return when this work has the turn again. If no other work waits, keep the turn."""
+        """Pass the turn on, and return when this work has the turn again. If no other work waits, `work` keeps the turn."""
         with self._lock:
             if not any(self._waiting.values()):
                 work.ends = perf_counter() + TURN
@@ -144,7 +151,7 @@ class Turns:
     def close(self) -> None:
         """Drop work that has not started, and end started work at its next `give_way`. Wait until all threads have ended.
 
-        The futures of all this work raise Disconnected.
+        The futures of the dropped and the ended work raise Disconnected.
         """
         with self._lock:
             self._closed = True
@@ -224,7 +231,7 @@ class PromptThreads:
     """Makes prompts in threads, for the event loop. Small and large prompts have separate turns.
 
     room: how many more bytes of requests may be added. Requests take memory while they wait, so a large request that exceeds
-    `room` is refused. Small requests are never refused for this reason.
+    `room` is refused. Small requests are never refused for lack of `room`.
     num_open: the number of prompts that wait or are being made.
     """
 

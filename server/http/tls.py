@@ -16,7 +16,7 @@ from ..config.settings import Settings, SettingsError
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context of the server's connections. None for plain HTTP. Raises SettingsError."""
+    """Return the TLS context of the server's connections, or None for plain HTTP. Raises SettingsError."""
     files = {"--ssl-key-file": settings.ssl_key_file, "--ssl-cert-file": settings.ssl_cert_file}
     if not any(files.values()):
         return None

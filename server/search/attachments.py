@@ -8,9 +8,9 @@ frequency of a word is counted within one file. There are three queues, so that 
     vectors   a1 b1 a2 a1 ...
 
 The clients (a and b) take turns in the first two queues, and the scopes of kept files take turns in the third. The quick
-queue reads one file at a time, for at most `QUICK` seconds of processor time. If a file takes longer, the slow queue reads
-it from the start, with the time limit of a file of --docs. The third queue computes the vectors of kept files, a batch of
-documents at a time, while no request runs.
+queue reads one file at a time, for at most `QUICK` seconds of processor time. If the quick queue does not read a file in
+this time, the slow queue reads the file from the start, with the time limit of a file of --docs. The third queue computes
+the vectors of kept files, a batch of documents at a time, while no request runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Attachment:
 
     name: the file's name, without control characters.
     size: bytes of the file.
-    letters, tokens: the length of the file's text.
+    letters, tokens: the length of the file's text in letters and in tokens.
     num_bytes: bytes of the folder on disk.
     left_out: how many letters were left out on purpose, by kind of text, such as navigation.
     scope: the scope that may search a kept file.
@@ -71,7 +71,7 @@ class Attachment:
     state: `embedding`, `ready`, or `failed` with an `error`.
     num_vectors: vectors computed so far.
     num_embedded: documents that get a vector.
-    embedding: the model that computed the vectors. None until all vectors are computed.
+    embedding: the model that computed the vectors; None until all vectors are computed.
     """
 
     def __init__(self, folder: Path, name: str, data: bytes, chunk_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Attachment:
 
         Raises Unreadable and sqlite3.Error. Raises SlowError if the time runs out, and EndedError after `stop`.
 
-        seconds: the most processor time. A small file may be given less.
+        seconds: the most processor time. A small file may get less time than `seconds`.
         """
         with self._lock:
             if self._over.is_set():
@@ -133,7 +133,9 @@ class Attachment:
             first += BATCH
 
     def embed(self, embedding: Embedding) -> None:
-        """Compute the vectors of the file's documents while no request runs. Between batches, other scopes get their turns.
+        """Compute the vectors of the file's documents while no request runs.
+
+        Between two batches of documents, the files of other scopes get their turns.
 
         A file in a language that the model does not know gets no vectors. Raises RequestError and sqlite3.Error. Raises
         Disconnected after `stop`.
@@ -157,7 +159,7 @@ class Attachment:
             raise Disconnected
 
     def fail(self, error: str) -> None:
-        """Store the reason why the file has no vectors. A search by words still works."""
+        """Store the reason why the file has no vectors. A search of the file by words still works."""
         self.state, self.error = FAILED, error
 
     def _measure(self) -> None:
@@ -177,7 +179,10 @@ class Attachment:
         return last
 
     def stop(self) -> None:
-        """End the reading of the file and the work on its vectors. Neither can start again."""
+        """End the reading of the file and the work on its vectors.
+
+        The reading and the work on vectors cannot start again.
+        """
         self._over.set()
         self._reader.interrupt()
 
@@ -189,7 +194,7 @@ class Attachment:
 
 
 class Attachments:
-    """Reads attached files, and keeps some of them for searches by one scope each. For the event loop only.
+    """Reads attached files, and keeps some of them for searches by one scope each. Only the event loop may use this object.
 
     num_read: files that were read.
     num_failed: files that could not be read.
@@ -227,7 +232,7 @@ class Attachments:
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     async def take(self, name: str, data: bytes) -> Attachment:
-        """Write a file to disk. The caller must then `read` and `release` it.
+        """Write an attached file to disk. After `take`, the caller must `read` the file, and must `release` it at the end.
 
         Raises RequestError: 400 for an empty file, 413 for a file that is too large, and 503 if too many files wait, if the
         disk is full, or if the server shuts down.
@@ -299,7 +304,7 @@ class Attachments:
         return Attachment(self._own_folder(), name, data, self._settings.chunk_tokens)
 
     def _own_folder(self) -> Path:
-        """Return the folder for the files of this server. Files that a killed server left there are deleted.
+        """Return the folder for the files of this server. If a killed server left files in this folder, they are deleted.
 
         Raises OSError and FolderError.
         """
@@ -316,9 +321,9 @@ class Attachments:
         """Keep a file, so that the chats of a scope can search it. The file must have been read.
 
         The file can be searched by words at once, and by vectors once all vectors are computed. If a scope has too many
-        files, its least recently used files are removed. If there are too many files in total, or if they take too much of
-        the disk, files are removed from the scope whose files take most bytes, the least recently used file first. Raises
-        RequestError at shutdown.
+        files, its least recently used files are removed. Files are also removed if all scopes together have too many files,
+        or if the files take too much of the disk. In that case, the scope whose files take most bytes loses its least
+        recently used files. Raises RequestError at shutdown.
         """
         file.scope, file.used = scope, monotonic()
         if self._embedding is not None:
@@ -335,7 +340,7 @@ class Attachments:
             self._forget_of(max(takes, key=takes.__getitem__))
 
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
-        """Return a kept file of a scope, and note its use. Raises RequestError 404 if there is none.
+        """Return a kept file of a scope, and note its use. Raises RequestError 404 if the scope has no such file.
 
         where: the field of the request with the id.
         """
@@ -396,7 +401,10 @@ class Attachments:
         raise RequestError(f"{wrong}: {file.error or lacks}", param=param)
 
     def _embed(self, file: Attachment, embedding: Embedding) -> None:
-        """Compute the vectors of a file, in a thread of `_vectors`. If this fails, searches by words still work."""
+        """Compute the vectors of a file, in a thread of `_vectors`.
+
+        If the computation fails, searches of the file by words still work.
+        """
         try:
             file.embed(embedding)
         except sqlite3.ProgrammingError:  # the file was removed meanwhile
@@ -459,7 +467,10 @@ def _stopping() -> RequestError:
 
 
 async def _known(vector: np.ndarray, text: str) -> np.ndarray:
-    """Return `vector`, the vector of the query `text`. It is computed only once for the searches in all files."""
+    """Return `vector`, the vector of the query `text`.
+
+    The vector of a query is computed only once for the searches in all files.
+    """
     return vector
 
 

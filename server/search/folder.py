@@ -49,8 +49,8 @@ UNUSED = 90  # days after which an unused index is removed
 class DocumentPrefetch(Protocol):
     """The prefill of documents before a client asks a question about them.
 
-    num_documents: the documents prefilled so far.
-    num_tokens: the tokens of these documents.
+    num_documents: the number of documents prefilled so far.
+    num_tokens: the number of tokens of the documents prefilled so far.
     """
 
     num_documents: int
@@ -61,15 +61,17 @@ class DocumentPrefetch(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FolderIndex:
-    """The folders of --docs. One scope may search them. For the event loop only, but any thread may use `index`.
+    """The folders of --docs. One scope may search them.
+
+    Only the event loop may use this object, but any thread may use `index`.
 
     top_k: the default number of hits.
     watcher: keeps the index up to date.
     lock: the file descriptor of the index's lock.
-    questions: questions to suggest to users. If empty, `suggested` makes questions from headings.
+    questions: questions to suggest to users; if there are none, `suggested` makes questions from headings.
     offers: whether `advice` may suggest an embedding model.
     num_searches: the number of searches so far.
-    prefixes: prefills the documents for --read-ahead. None without --read-ahead.
+    prefixes: prefills the documents for --read-ahead; None without --read-ahead.
     """
 
     index: Index
@@ -86,14 +88,14 @@ class FolderIndex:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages of a search, in order. The provisional stage is among them if the index has clusters of vectors."""
+        """The stages of a search, in order. A search has the provisional stage only if the index has clusters of vectors."""
         provisional = (PROVISIONAL,) if self.index.progress.clusters else ()
         fused, reranked = (*provisional, FUSED) if self.index.has_vectors else (), (RERANKED,) if self.reranking else ()
         return (LEXICAL, *fused, *reranked)
 
     @property
     def advice(self) -> str:
-        """Advice on how to get vectors. Empty if the documents have vectors, or if the user wants none."""
+        """Advice on how to get vectors; empty if the documents have vectors, or if the user wants no vectors."""
         if self.index.has_vectors or not self.offers:
             return ""
         return OFFER if self.index.is_in(PACKAGED[OFFERED].language) else OTHER_LANGUAGE
@@ -139,9 +141,11 @@ def _question(heading: str) -> str:
 
 
 class FolderWatcher:
-    """Keeps an index up to date in its own threads. It first reads files, then computes vectors while no request runs.
+    """Keeps an index up to date in its own threads.
 
-    state: opening, reading, embedding, ready or failed. Any thread may read it.
+    The watcher first reads files, then computes vectors while no request runs.
+
+    state: opening, reading, embedding, ready or failed. Any thread may read `state`.
     error: the reason for the last failure.
     watches: whether to watch the folders for changes.
     is_busy: returns whether the engine computes for a request.
@@ -159,7 +163,7 @@ class FolderWatcher:
     def start(self, on_read: Callable[[], None] = lambda: None) -> None:
         """Start the threads.
 
-        on_read: called in a thread whenever all files have been read. Vectors may still be missing then.
+        on_read: called in a thread whenever all files have been read, even if vectors are still missing.
         """
         self._on_read = on_read
         self.refresh()
@@ -169,7 +173,10 @@ class FolderWatcher:
             thread.start()
 
     def refresh(self) -> None:
-        """Ask for a comparison of folders and index after the current work. Until it is done, the index is not ready."""
+        """Ask for a comparison of folders and index after the current work.
+
+        The index is not ready until this comparison is done.
+        """
         with self._settling:
             self._wanted.set()
             if self.state in (READY, FAILED):
@@ -207,7 +214,10 @@ class FolderWatcher:
             wait = None if self._refresh() else RETRY_AFTER
 
     def _refresh(self) -> bool:
-        """Bring the index up to date, or end early if asked to. Return False after an error. The work is then repeated."""
+        """Bring the index up to date, or end early if asked to.
+
+        Return False after an error, so that the work is repeated.
+        """
         try:
             if self._read():
                 self._on_read()
@@ -373,7 +383,7 @@ def _temporary_folder() -> Path:
 def remove_temporary_folder() -> None:
     """Remove the temporary folder of `index_folder`, if there is one.
 
-    This must be called before a signal ends the process, since `atexit` does not run then.
+    Call this before a signal ends the process, since a signal ends the process without `atexit`.
     """
     if _temporary_folder.cache_info().currsize:
         shutil.rmtree(_temporary_folder(), ignore_errors=True)

@@ -44,7 +44,7 @@ class Citation:
 
     id: the cited document.
     start, stop: the span of the citation in the answer, in characters.
-    quote: whether the answer quotes words of the document. Otherwise it names the document's id.
+    quote: whether the answer quotes words of the document; otherwise the answer names the document's id.
     """
 
     id: str
@@ -86,7 +86,10 @@ class Sources:
         return sorted(found, key=lambda one: (one.start, one.stop))
 
     def _named(self, text: str) -> Iterator[Citation]:
-        """Yield a citation for each id in brackets. Its span includes the brackets only if they contain nothing else."""
+        """Yield a citation for each id in brackets.
+
+        The citation's span includes the brackets only if they contain nothing but the id.
+        """
         for bracket in BRACKETS.finditer(text):
             if bracket[1] in self._ids:
                 yield Citation(bracket[1], bracket.start(), bracket.end())
@@ -169,7 +172,10 @@ def _collection(folder_index: FolderIndex, folder: Folder, files: Iterable[Store
 
 
 def index_state(folder_index: FolderIndex | None) -> Fields:
-    """Return the field `index` of an answer: the state and progress of the index. No field if the index is up to date."""
+    """Return the field `index` of an answer: the state and progress of the index.
+
+    Return no field if the index is up to date.
+    """
     if folder_index is None:
         return {}
     state = folder_index.watcher.state
@@ -194,7 +200,10 @@ def _is_in(folder: Folder, path: str) -> bool:
 
 
 def _progress(folder_index: FolderIndex) -> Fields:
-    """Return the progress of the index. Its unit is documents while vectors are computed, and otherwise files."""
+    """Return the progress of the index.
+
+    The progress is counted in documents while vectors are computed, and otherwise in files.
+    """
     now = folder_index.index.progress
     if folder_index.watcher.state == EMBEDDING:
         return {"unit": "documents", "done": now.vectors, "total": now.chunks - now.by_words}
@@ -282,7 +291,7 @@ class AnswerSources:
     """The sources of an answer.
 
     found: the ids of the documents that the search found, the best first.
-    retrieved: these documents as JSON for the client.
+    retrieved: the found documents as JSON for the client.
     sources: finds the citations of any document in the prompt.
     reader: makes a reader that finds the content in the answer's text.
     about: the fields of the search's `SearchReport`.
@@ -329,8 +338,8 @@ class StagePrefetch:
 
     If a later stage finds other documents, the prefill of the earlier stage is cancelled.
 
-    delay: seconds before the documents of a stage are passed on. A stage that is replaced or stopped within this time starts
-    no prefill.
+    delay: seconds before the documents of a stage are passed on. A stage that is replaced or stopped before `delay` has
+    passed starts no prefill.
     """
 
     def __init__(self, prefill: Prefill, delay: float = 0.0) -> None:
@@ -340,7 +349,10 @@ class StagePrefetch:
         self._front: asyncio.Task[None] | None = None
 
     def begin(self, front: Callable[[], Awaitable[object]]) -> None:
-        """Start `front`, which prefills the text before all documents. It is cancelled when documents are passed on."""
+        """Start `front`, which prefills the text before all documents.
+
+        `front` is cancelled when documents are passed to `prefill`.
+        """
         self._front = asyncio.ensure_future(_only_ahead(front))
 
     def show(self, hits: Sequence[Hit]) -> None:
@@ -372,7 +384,7 @@ class StagePrefetch:
 
 
 async def _only_ahead(work: Callable[[], Awaitable[object]]) -> None:
-    """Do work that only saves time later. If it raises RequestError, only log the error."""
+    """Do work that only saves time later. If the work raises RequestError, only log the error."""
     try:
         await work()
     except RequestError as error:
@@ -392,9 +404,9 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/search`.
 
     stream: whether the answer has an event for each stage.
-    speculate: a name for the next turn of `chat`. The documents of each stage are prefilled for this turn.
-    chat: the chat before its next question. By default it is the stored conversation that `speculate` names. If there is no
-    such conversation, it is a new chat.
+    speculate: a name for the next turn of `chat`. The documents of each stage of the search are prefilled for the next turn.
+    chat: the chat before its next question. The default of `chat` is the stored conversation that `speculate` names, or a
+    new chat if no conversation has this name.
     """
 
     query: str
@@ -418,7 +430,8 @@ class SearchRequest(Struct, frozen=True, kw_only=True):
 def query_of(asked: ChatRequest, top_k: int) -> Query | None:
     """Return the query of a chat: `retrieval.query` or, if it is not given, the last question.
 
-    The result is None if the chat has tool results but no question. Raises RequestError for a chat that has neither.
+    The result is None if the chat has tool results but no question. Raises RequestError for a chat that has neither tool
+    results nor a question.
 
     top_k: the default number of hits.
     """
@@ -463,21 +476,21 @@ def _text_in(content: object) -> str:
 
 
 def _last(asked: ChatRequest, *roles: str) -> int | None:
-    """Return the index of the last message with one of these roles. None if there is none."""
+    """Return the index of the last message with one of these roles, or None if no message has one of them."""
     return max((at for at, message in enumerate(asked.messages) if message.get("role") in roles), default=None)
 
 
 def fitting(hits: Sequence[Hit], room: int, length: Callable[[Document], int]) -> list[Hit]:
     """Return as many of the first hits as fit into `room` tokens together, but at least one hit.
 
-    length: returns the exact number of tokens of a document in the prompt. The index has only estimates.
+    length: returns the exact number of tokens of a document in the prompt, since the index only estimates this number.
     """
     totals = accumulate(length(hit.document) for hit in hits)
     return list(hits[: max(sum(1 for _ in takewhile(lambda total: total <= room, totals)), 1)])
 
 
 def without_documents(asked: ChatRequest) -> ChatRequest | None:
-    """Return a chat without the documents of its last question. None if its last message is not a question."""
+    """Return a chat without the documents of its last question, or None if its last message is not a question."""
     if not asked.messages or asked.messages[-1].get("role") != "user":
         return None
     question = {name: value for name, value in asked.messages[-1].items() if name != "documents"}

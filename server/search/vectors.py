@@ -1,4 +1,7 @@
-"""The embedding model and the reranking model. Each has a queue of texts and a thread that computes them in batches."""
+"""The embedding model and the reranking model.
+
+Each of the two models has a queue of texts, and a thread that computes the texts in batches.
+"""
 
 from __future__ import annotations
 
@@ -80,15 +83,15 @@ Batch = list[tuple[VectorJob, np.ndarray]]
 
 
 class VectorQueue:
-    """Computes vectors for the texts of requests. Any thread may use it.
+    """Computes vectors for the texts of requests. Any thread may use this object.
 
     The requests take turns, text by text. So a request with one text need not wait for all texts of an earlier request.
     Texts that were submitted with `in_gaps` are computed only while no other texts wait.
 
     The queue's thread ends when no more texts wait. OpenMP keeps workers for each thread that computes, and the workers of
-    this thread would slow those of the engine. While the engine generates, the queue's thread computes on one core.
+    the queue's thread would slow the engine's workers. While the engine generates, the queue's thread computes on one core.
 
-    is_busy: returns whether the engine generates. It is called in the queue's thread.
+    is_busy: returns whether the engine generates; called in the queue's thread.
     sleep_after: seconds without a text after which the embedder is unloaded. If 0, it is unloaded only on request.
     computed: the counts since the start.
     """
@@ -240,7 +243,10 @@ class VectorQueue:
     # ---- sleep -----------------------------------------------------------------------------------------------------
 
     def _start_timer(self) -> tuple[Timer, float]:
-        """Return a timer that unloads the model, and the time at which it fires. It runs only if the model is loaded."""
+        """Return a timer that unloads the model, and the time at which it fires.
+
+        The timer is started only if the model is loaded.
+        """
         timer = Timer(self._seconds, self._fall_asleep)
         timer.daemon = True
         if self._seconds < inf and self._embedder.is_open and not self._closed:
@@ -278,12 +284,13 @@ def tokens_of(
 
     A text without token ids gets the special tokens that the model expects around it. Token ids, and texts mixed with ids,
     get no special tokens. If the caller cuts the end of a text, the text is tokenised only to just beyond the model's limit.
-    The same holds for a text of more than `MOST_COUNTED` letters, if the caller refuses texts that are too long.
+    If the caller refuses texts that are too long, a text of more than `MOST_COUNTED` letters is also tokenised only to just
+    beyond the model's limit.
 
     given: a text, a list of token ids, a list that mixes both, `{"prompt_string": text}`, `{"content": [parts]}`, or a list
     of these.
     name: the name of the field.
-    cut: the end at which the caller cuts a text that is too long. None if the caller refuses such a text.
+    cut: the end at which the caller cuts a text that is too long; None if the caller refuses such a text.
     """
     if isinstance(given, list):
         check_number(len(given), name)
@@ -297,7 +304,7 @@ def tokens_of(
 
 
 def _plain(one: object, where: str) -> object:
-    """Return the text of an object such as `{"prompt_string": text}`. Return any other value unchanged."""
+    """Return the text of `one` if it is an object such as `{"prompt_string": text}`. Return any other `one` unchanged."""
     match one:
         case {"content": list(parts)}:
             return "".join(_text(part, f"{where}.content[{at}]") for at, part in enumerate(parts))
@@ -317,7 +324,9 @@ RETRY_AFTER = 1  # s
 
 
 class EmbeddingWorker:
-    """An embedding or reranking model. For the event loop, except for methods that are documented otherwise.
+    """An embedding or reranking model.
+
+    Only the event loop may use this object, except for methods that are documented otherwise.
 
     name: the model's name in answers.
     num_open: requests that wait for the model.
@@ -336,7 +345,7 @@ class EmbeddingWorker:
 
     @property
     def failure(self) -> str:
-        """Why the last load of the model failed. Empty if it succeeded."""
+        """Why the last load of the model failed; empty if it succeeded."""
         return self._queue.failure
 
     async def compute(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -365,7 +374,7 @@ class EmbeddingWorker:
         return self._queue.submit(texts, in_gaps=True).result()
 
     def is_busy(self) -> bool:
-        """Return whether the engine generates. Any thread may call it."""
+        """Return whether the engine generates. Any thread may call this method."""
         return self._queue.is_busy()
 
     @property
@@ -394,7 +403,7 @@ class EmbeddingWorker:
         """Return the tokens of each text of a request. Raises RequestError.
 
         given, name: see `tokens_of`.
-        cut: the end at which a text that is too long is cut. None if such a text is an error.
+        cut: the end at which a text that is too long is cut; None if such a text is an error.
         """
         texts: list[np.ndarray] = []
         for where, tokens in tokens_of(self.embedder, given, name, cut=cut):
@@ -445,8 +454,8 @@ class Vectors:
 
     model, name: the served model.
     texts: the tokeniser of the served model.
-    embedding, reranking: the models for vectors and scores. None if the settings ask for none.
-    for_search: the embedder of searches. None if the embedding model does not turn each text into one vector.
+    embedding, reranking: the models for vectors and for scores; None if the settings ask for no such model.
+    for_search: the embedder of searches; None if no embedding model turns each text into one vector.
     threads: the threads that tokenise texts and write vectors as JSON.
     beside: the models that `close` closes, such as models that were loaded only for vectors or scores.
     """
@@ -462,13 +471,13 @@ class Vectors:
     beside: list[Model]
 
     def embedder(self) -> EmbeddingWorker:
-        """Return the embedding model. Raises RequestError 501 if there is none."""
+        """Return the embedding model. Raises RequestError 501 if the server has no embedding model."""
         if self.embedding is None:
             raise _not_asked_for("embeddings", "--embedding-model FILE, or --embeddings for the model itself")
         return self.embedding
 
     def ranker(self) -> EmbeddingWorker:
-        """Return the reranker. Raises RequestError 501 if there is none."""
+        """Return the reranker. Raises RequestError 501 if the server has no reranker."""
         if self.reranking is None:
             raise _not_asked_for("reranking", "--rerank-model FILE, or --reranking for the model itself")
         return self.reranking
@@ -560,7 +569,9 @@ class Embedding:
 
     @classmethod
     def of(cls, worker: EmbeddingWorker, settings: Settings) -> Self:
-        """Make an `Embedding` with the prefixes of the settings. If they give none, use the usual prefixes of the model.
+        """Make an `Embedding` with the prefixes of the settings.
+
+        If the settings give no prefix of a kind, use the model's usual prefix.
 
         Raises SettingsError if a prefix is too long.
         """
@@ -600,7 +611,10 @@ class Embedding:
         return vector
 
     def _query_tokens(self, text: str) -> np.ndarray:
-        """Return the tokens of the prefix and a query. If there are too many, the start of the query is cut."""
+        """Return the tokens of the prefix and a query.
+
+        If there are too many tokens for the model, the start of the query is cut.
+        """
         embedder = self._worker.embedder
         while len(tokens := embedder.tokens(self.prefixes.query + text)) > embedder.limit:
             text = text[len(text) - int(MARGIN * embedder.limit / len(tokens) * len(text)) :]
@@ -621,7 +635,10 @@ class Reranking:
         return [float(scores[0]) for scores in await self._worker.compute(pairs)]
 
     def _pair(self, query: str, text: str) -> np.ndarray:
-        """Return the tokens of a query and a text. If there are too many, the text's end and the query's start are cut."""
+        """Return the tokens of a query and a text.
+
+        If there are too many tokens for the model, the text's end and the query's start are cut.
+        """
         limit = self._worker.embedder.limit
         while len(pair := self._worker.pair(query, text)) > limit:
             share = MARGIN * limit / len(pair)
@@ -666,10 +683,12 @@ class _Loader:
     beside: list[Model] = field(default_factory=list)
 
     def load(self, file: str, is_served: bool, pooling: str) -> EmbeddingWorker | None:
-        """Make a worker for the model in `file` or, if `is_served`, for the served model. None if there is neither.
+        """Make a worker for the model in `file` or, if `is_served`, for the served model.
 
-        file: the model's file. Empty if no file is given.
-        is_served: whether the settings ask for the served model.
+        Return None if there is no file and `is_served` is false.
+
+        file: the model's file; empty if no file is given.
+        is_served: whether the settings ask the served model itself for vectors or scores.
         """
         if file and is_served:
             raise ModelError(f"{file} and the served model {self.model.path} cannot both be used: choose one of the two")
