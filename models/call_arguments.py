@@ -49,7 +49,10 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object. If they already are such a text, return it unchanged."""
+    """Return the arguments of a call as the JSON text of an object.
+
+    A text that already is the JSON of an object is returned unchanged.
+    """
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):
@@ -60,7 +63,10 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Close the string and the brackets of JSON text that was cut off. Return its object; None for any other text."""
+    """Close the string and the brackets of JSON text that was cut off.
+
+    Return the completed object; None if `text` is no object that was cut off.
+    """
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:
