@@ -29,8 +29,8 @@ def decode_json(text: str) -> Any:
 def argument_object(arguments: object) -> dict[str, object]:
     """Return the arguments of a call as an object.
 
-    An empty value means no arguments. JSON that was cut off is completed, so that its content stays visible. Any other text
-    or value becomes the single argument `arguments`.
+    An empty value means no arguments. JSON that was cut off is completed, so that its content stays visible. Arguments that
+    are no JSON object become the single argument `arguments`.
     """
     if isinstance(arguments, Mapping):
         return dict(arguments)

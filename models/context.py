@@ -60,7 +60,7 @@ class ContextSettings:
 
 
 class Context:
-    """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
+    """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use a context.
 
     times: the measured times from which `costs` follows; None if nothing was measured.
     unit: the measured time per token on this CPU, divided by the time that `times.py` assumes; 1 without timing.
@@ -191,7 +191,10 @@ STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
 
 
 def _state_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function for hidden states. Raises ModelError if this build of llama.cpp lacks the function."""
+    """Return llama.cpp's function of this name, which is one for hidden states.
+
+    Raises ModelError if this build of llama.cpp lacks the function.
+    """
     function = getattr(llama.library, name, None)
     if function is None:
         raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it reports no hidden states: --spec-type none")

@@ -111,7 +111,7 @@ class KeptTokens:
 
 
 class DraftModel:
-    """A `Drafter` that runs on llama.cpp. Except for `open`, only the engine's thread may call it.
+    """A `Drafter` that runs on llama.cpp. Only the engine's thread may call the methods of this class, except for `open`.
 
     why_off: the reason why the model drafts nothing, while `is_off` is true.
     served: the model for which this model drafts.
@@ -270,7 +270,7 @@ class DraftModel:
         return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request. The slot starts with the longest prefix that a slot of the scope has KV for.
+        """Give a slot to another request. The slot starts with the longest prefix that any slot has KV for in this scope.
 
         most: the most tokens that the slot's prefix may have.
         """
@@ -304,7 +304,10 @@ class DraftModel:
     # ---- computing -------------------------------------------------------------------------------------------------
 
     def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
-        """Compute tokens of a slot without logits. Return False if a new request aborts the step, or if the step fails."""
+        """Let the draft model read tokens of a slot: compute them without logits.
+
+        Return False if a new request aborts the step, or if the step fails.
+        """
         span = Span(slot, slot, kept.length, tokens, logits=False)
         try:
             self._run((span,), background=True)

@@ -38,7 +38,7 @@ class EmbedderSettings:
 
 
 class EmbeddingModel:
-    """Turns tokens into vectors. Only one thread at a time may use it, but any thread may call `tokens`.
+    """Turns tokens into vectors. Only one thread at a time may use this object, but any thread may call `tokens`.
 
     On a CPU, a text that is alone in its call of `vectors` gets the same vectors each time, bit for bit. If a call has
     several texts, each result also depends slightly on the other texts (by 0.003 of a unit vector with Q8_0 weights). On a

@@ -23,9 +23,10 @@ def return_large_blocks() -> None:
 def return_freed_memory() -> None:
     """Return all pages of freed blocks to the system, even pages that lie between blocks in use.
 
-    Each load of a model runs in a new thread, and glibc has several heaps for threads. If the thread gets another heap, it
-    cannot use the memory that an earlier load has freed. Without this call, two models of 100 MB that were loaded in turn
-    took 154 MiB; with it, 67 MiB. With another C library, this function does nothing.
+    Each load of a model runs in a new thread, and glibc has several heaps for threads. If the thread of a load gets another
+    heap than the thread of an earlier load, the load cannot use the memory that the earlier one has freed. Without this
+    call, two models of 100 MB that were loaded in turn took 154 MiB; with it, 67 MiB. With another C library, this function
+    does nothing.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

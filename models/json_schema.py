@@ -623,7 +623,7 @@ class TrialProcess:
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar for a source, and the parts that it does not enforce.
 
-        The grammar compiles in bounded time. Raises GrammarError.
+        The child process has tried the grammar: it compiles in bounded time. Raises GrammarError.
         """
         line = self._ask(source)
         if not line and self._code in FROM_OUTSIDE:

@@ -164,7 +164,7 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The common form of all states of one context: everything but the positions and the numbers of the tensors.
+    """The common form of all states of one context: everything but the positions and the numbers in the tensors.
 
     attention: the attention parts: none, one, or two with a sliding window.
     recurrent: the recurrent part; None if the model has no recurrent layers.

@@ -22,7 +22,7 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
     """Give a context the costs of its device. If no earlier start has stored times of the device, time it now.
 
     On a CPU, only the tiles of attention are timed, because the speed of their kernels differs by a factor of up to six
-    between CPUs. The other costs of a CPU keep their assumed ratio to the measured time of a token.
+    between CPUs. The other costs of a CPU follow from constants.
 
     goes_on: called before each batch, with the work that is timed. If `goes_on` returns False, the costs of the context stay
     as they are.

@@ -64,7 +64,9 @@ PASSED_OVER: dict[str, str] = {}
 
 
 def find() -> Library:
-    """Return the library to use, from the first of `places`. Raises LibraryError if there is none.
+    """Return the library to use, from the first place of `places` that is not rejected.
+
+    Raises LibraryError if there is none.
 
     A build for cards is used only if it passes a trial on a card, in a separate process. If the build fails the trial, the
     next place is tried.

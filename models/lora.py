@@ -27,7 +27,7 @@ class Adapters:
     until the weights are unloaded. KV of a single adapter is also equal bit for bit after later loads and in other
     processes. llama.cpp adds several adapters in the order of their addresses, so each load rounds their sum differently.
 
-    usual: the scale of each adapter for requests that set no scale. After the load, only the event loop uses it.
+    usual: the scale of each adapter for requests that set no scale. After the load, only the event loop uses `usual`.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:

@@ -130,7 +130,7 @@ class Marks(Unmarked):
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
         """Cut `real` into the client's texts and the template's texts between them.
 
-        The template may show a client's text in another form. Try the forms that `_forms` yields, and take the first form
+        The template may show a client's text in a changed form. Try the forms that `_forms` yields, and take the first form
         that is followed by the template's next text. Return None if a text appears in none of its forms.
 
         rendered: the template's output with placeholders.

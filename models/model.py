@@ -424,7 +424,9 @@ class Model:
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The values of flags that replace metadata, by key. Only flags that llama.cpp has used are included.
+        """The values that flags set in place of the file's metadata, by key.
+
+        Only flags that llama.cpp has used are included.
 
         All flags are included if the model has no weights, because llama.cpp then reads only some metadata.
         """
@@ -514,7 +516,8 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
-        It is created at its first use: this takes a second for a large vocabulary, and a simulated model needs none.
+        The tokenizer is created at its first use, because this takes a second for a large vocabulary, and a simulated model
+        needs no tokenizer.
         """
         return Tokenizer(self.vocab, self._between)
 

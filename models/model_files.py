@@ -159,7 +159,7 @@ def _read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, found: str) -> None:
-    """Write a file of the cache directory. Keep only the newest MOST_KEPT files of its folder. Raises OSError."""
+    """Write a file of the cache directory. In the file's folder, keep only the newest MOST_KEPT files. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with written_aside(path) as file:
         file.write(found.encode())

@@ -190,7 +190,7 @@ class States:
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the current state of a sequence: the recurrent part, or the whole state if runs are empty."""
+        """Copy a sequence's current state: the whole state if this model's runs are empty, else the recurrent part."""
         copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
     def load(self, copy: HostCopy, sequence: int) -> None:
@@ -256,8 +256,8 @@ class Runner:
         samplers: the samplers of these spans' requests, by request id. If several tokens of a draft are accepted, only the
         first one is returned. `Sampler.take_further` returns the accepted tokens after the first one.
 
-        Raises NoRoom, Interrupted and RunnerError. If it raises NoRoom or Interrupted, all operations are done and no span
-        is computed.
+        Raises NoRoom, Interrupted and RunnerError. If `run` raises NoRoom or Interrupted, all operations are done and no
+        span is computed.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -406,7 +406,7 @@ class Runner:
         return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
-        """Return the logits after the last token of a text. The sequence must have all tokens before this token."""
+        """Return the logits after the last token of a text. The sequence must have all tokens of `text` but the last."""
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 

@@ -246,7 +246,7 @@ class Sampler:
         self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # needs finite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
-        """Create the steps in the order of the request."""
+        """Create the steps of sampling, in the order of the request's samplers."""
         if sampling.mirostat:
             self._last = chain_of(mirostat(model, sampling))
             return
@@ -380,7 +380,7 @@ class Sampler:
         return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Start an answer. Penalties also count the last tokens (int32) of the prompt, as in llama-server."""
+        """Start an answer. Penalties will also count the last tokens (int32) of the prompt, as in llama-server."""
         self._count(prompt)
         if self._grammar is not None:
             self.constraint = self._grammar.start(fast_forward=self._most is None)

@@ -132,7 +132,10 @@ class Sampling(Numbers):
     reasoning: ReasoningLimit | None = None  # how long the answer's reasoning may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with these values. A number outside its range becomes the nearest number in the range."""
+        """Return a copy of the parameters, with the given values in place of the old ones.
+
+        A number outside its range becomes the nearest number in the range.
+        """
         taken = dict(values)
         for name in values.keys() & NUMBERS.keys():
             taken[name] = NUMBERS[name].nearest(values[name])

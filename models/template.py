@@ -324,7 +324,8 @@ class ChatTemplate:
         The template renders the conversation twice: as it is, and with placeholders. Each content has a placeholder, and so
         does any other text of a client that contains or may complete a special token. In the result, each text that has a
         placeholder is a piece, in the form in which the template shows the text: unchanged, trimmed, without its reasoning,
-        or quoted for JSON. If the template changes a text in another way, all texts are inserted unchanged.
+        or quoted for JSON. If the template changes a text in a way that is not listed here, all texts are inserted
+        unchanged.
 
         variables: further variables of the template.
 

@@ -23,7 +23,7 @@ class TemplateMessage:
 
     at: the index of the message among the client's messages.
     runs: the content, one run for each part.
-    is_list: the template gets the parts as a list. Otherwise there is at most one part.
+    is_list: the template gets the parts as a list. If `is_list` is false, there is at most one part.
     reasoning: the reasoning of an earlier answer.
     fields: the other fields of the message.
     """

@@ -272,8 +272,9 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU from measured times of its tiles. All other costs keep their ratio to `token_ns`.
 
-    A slow model is timed after few tokens, where attention may take less time than the noise of a timing. If attention takes
-    less time than the noise, its costs keep their assumed ratio to `token_ns`, but the noise is their upper limit.
+    A slow model is timed with few tokens in the pool, where attention may take less time than the noise of a timing. If
+    attention takes less time than the noise, its costs keep their assumed ratio to `token_ns`, but the noise is their upper
+    limit.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:

@@ -144,9 +144,9 @@ class TileTiming(Timing):
 class DeviceTiming(Timing):
     """Measures how long each kind of work takes on a device other than the CPU. The most useful times are measured first.
 
-    At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. So each
-    kind of work is done once untimed, and is then timed at least twice. A time stays unknown if the time limit is reached
-    before it is measured, or if it contradicts other times.
+    At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. Each
+    kind of work is therefore done once untimed, and is then timed at least twice. A time stays unknown if the time limit is
+    reached before it is measured, or if it contradicts other times.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:

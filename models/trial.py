@@ -95,7 +95,10 @@ def failure(
 
 
 def _read(kept: Path) -> str | None:
-    """Return why a library failed, or "" if it passed. Return None if no result is stored, or if the file is damaged."""
+    """Return the stored result: why a library failed, or "" if it passed.
+
+    Return None if no result is stored, or if the file is damaged.
+    """
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_bytes().decode()
         if text == PASSED:
