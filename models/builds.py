@@ -33,7 +33,7 @@ class InstalledBuilds:
     """The result of `slotcache install`.
 
     asked: the build that the user named, or `auto`.
-    builds: the builds to try, in order. A start tries them before the Python packages with llama.cpp.
+    builds: the builds to try, in order. A start of the server tries these builds before the Python packages with llama.cpp.
     passed_over: the names of the rejected builds, each with the reason.
     """
 

@@ -29,8 +29,8 @@ def decode_json(text: str) -> Any:
 def argument_object(arguments: object) -> dict[str, object]:
     """Return the arguments of a call as an object.
 
-    An empty value means no arguments. JSON that was cut off is completed, so that its content stays visible. Any other text
-    or value becomes the single argument `arguments`.
+    An empty value means no arguments. JSON that was cut off is completed, so that its content stays visible. Arguments that
+    are no JSON object become the single argument `arguments`.
     """
     if isinstance(arguments, Mapping):
         return dict(arguments)
@@ -49,7 +49,10 @@ def argument_object(arguments: object) -> dict[str, object]:
 
 
 def argument_text(arguments: object) -> str:
-    """Return the arguments of a call as the JSON text of an object. If they already are such a text, return it unchanged."""
+    """Return the arguments of a call as the JSON text of an object.
+
+    A text that already is the JSON of an object is returned unchanged.
+    """
     if isinstance(arguments, str):
         try:
             if isinstance(json.loads(arguments), dict):
@@ -60,7 +63,10 @@ def argument_text(arguments: object) -> str:
 
 
 def _completed(text: str) -> dict[str, object] | None:
-    """Close the string and the brackets of JSON text that was cut off. Return its object; None for any other text."""
+    """Close the string and the brackets of JSON text that was cut off.
+
+    Return the completed object; None if `text` is no object that was cut off.
+    """
     closers = list[str]()
     for token in _TOKEN.finditer(text):
         if token["end"] is None:

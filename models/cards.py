@@ -1,7 +1,7 @@
 """The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
 
-`make serve` runs this file before any package is installed. So it imports only the standard library, and no module of this
-package. All files are read below a root folder, which tests set with SLOTCACHE_ROOT.
+`make serve` runs this file before any package is installed. This file therefore imports only the standard library, and no
+module of this package. All files are read below a root folder, which tests set with SLOTCACHE_ROOT.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _in_system(root: Path, name: str) -> Iterator[Path]:
 def _nvidia(root: Path) -> list[Card]:
     """Return NVIDIA's cards, from the output of a program or else from the driver's files.
 
-    WSL lacks these files. If no program answers there, assume one card.
+    WSL lacks the driver's files. If no program answers in WSL, assume one card.
     """
     driver, is_wsl = root / "proc/driver/nvidia", _is_wsl(root)
     try:

@@ -37,10 +37,11 @@ class ContextSettings:
     flash_attention: on, off or auto.
     cache_type_k, cache_type_v: the number formats of the KV.
     threads: CPU threads; 0 lets llama.cpp choose.
-    num_sequences: the number of sequence ids. One is for the scratch sequence, the others are for the prefix tree. With a
-    sliding window, half of the ids belong to twins (see `Context`).
-    rollback: for models with recurrent layers, the most tokens to cut off the end of a sequence. llama.cpp keeps a state
-    for each of these tokens. `Context.rollback` is the number of tokens that llama.cpp supports.
+    num_sequences: the number of sequence ids. One id is for the scratch sequence, the other ids are for the prefix tree.
+    With a sliding window, half of the ids belong to twins (see `Context`).
+    rollback: for models with recurrent layers, the most tokens to cut off the end of a sequence. llama.cpp keeps a state for
+    each of these tokens. llama.cpp may support fewer tokens than are set here: `Context.rollback` is the number that it
+    supports.
     gives_states: llama.cpp provides the last hidden states, for `Context.states`.
     is_head: the context is for the model's multi-token head, which reads a hidden state together with each token.
     """
@@ -59,15 +60,17 @@ class ContextSettings:
 
 
 class Context:
-    """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use it.
+    """The pool of KV cells and the graphs that compute with it. Only one thread at a time may use a context.
 
     times: the measured times from which `costs` follows; None if nothing was measured.
     unit: the measured time per token on this CPU, divided by the time that `times.py` assumes; 1 without timing.
     max_rows: the most rows of logits in a step.
-    scratch: the id of the sequence through which KV is saved and restored. The prefix tree uses the ids below this id.
-    twin: with a sliding window, each sequence has a twin: a second sequence with the same cells. `twin` is what to add to
-    a sequence's id to get the id of its twin. Without a sliding window, it is 0. llama.cpp overwrites a cell that the
-    window has passed, although a later prompt may continue there. It never overwrites a cell that two sequences share.
+    scratch: the id of the sequence through which KV is saved and restored. The prefix tree uses the sequence ids below
+    `scratch`.
+    twin: with a sliding window, each sequence has a twin: a second sequence with the same cells. `twin` is what to add to a
+    sequence's id to get the id of its twin. Without a sliding window, `twin` is 0. Twins are needed because llama.cpp
+    overwrites a cell that the window has passed, although a later prompt may continue there. llama.cpp never overwrites a
+    cell that two sequences share.
     """
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -134,7 +137,10 @@ class Context:
         return llama.llama_model_n_embd_out(self.model.handle)
 
     def states(self, num_tokens: int) -> np.ndarray:
-        """Return the last hidden states of the last batch, (tokens, width), float32. The next batch overwrites them."""
+        """Return the last hidden states of the last batch, (tokens, width), float32.
+
+        The next batch overwrites the returned states.
+        """
         pointer = _state_function(STATES, ctypes.POINTER(ctypes.c_float))(self.handle)
         return np.ctypeslib.as_array(pointer, (num_tokens, self.state_width))
 
@@ -185,7 +191,10 @@ STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
 
 
 def _state_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function for hidden states. Raises ModelError if this build lacks it."""
+    """Return llama.cpp's function of this name, which is one for hidden states.
+
+    Raises ModelError if this build of llama.cpp lacks the function.
+    """
     function = getattr(llama.library, name, None)
     if function is None:
         raise ModelError(f"llama.cpp of {llama.LIBRARY} has no {name}, so it reports no hidden states: --spec-type none")
@@ -275,7 +284,8 @@ class DevicePart:
     """A device's part of a loaded model. A draft model on the device is not included.
 
     device: the device, with its free memory after the load.
-    layers: how many layers the device has. The output counts as a layer. None if llama.cpp does not report it.
+    layers: how many layers the device has. The output counts as a layer. `layers` is None if llama.cpp does not report the
+    layers.
     use: the memory in use; None if llama.cpp does not report it.
     """
 
@@ -287,7 +297,7 @@ class DevicePart:
 def parts_of(context: Context) -> tuple[DevicePart, ...]:
     """For each device that has a part of the model, return this part. GPUs come before the CPU.
 
-    This asks each device how much memory is free. Meanwhile, devices in another process (RPC) must not compute.
+    This asks each device how much memory is free. During the call, devices in another process (RPC) must not compute.
     """
     layers, uses = context.model.layers, dict[str, Use]()
     with suppress(NotCounted):
@@ -322,7 +332,7 @@ def _nodes(address: int | None) -> Iterator[_Node]:
 
 
 def _device_of(buffer_type: int) -> str:
-    """Return the name of the device whose memory a buffer type uses. This is the CPU for all buffers in host memory."""
+    """Return the name of the device whose memory a buffer type uses. A buffer in host memory belongs to the CPU."""
     kind = llama.ggml_backend_buffer_type_t(buffer_type)
     device = llama.ggml_backend_buft_get_device(kind)
     return HOST if llama.ggml_backend_buft_is_host(kind) or not device else llama.ggml_backend_dev_name(device).decode()

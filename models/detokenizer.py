@@ -40,7 +40,7 @@ class TextStream:
     stop: stop strings; empty ones are ignored.
     piece: returns a token's bytes.
     parts: cuts the text into parts, for answers in which only some parts can contain a stop string. A stop string that
-    extends over two parts is not found. None: the whole text can contain stop strings.
+    extends over two parts is not found. If `parts` is None, the whole text can contain stop strings.
     """
 
     __slots__ = ("_decoder", "_partial", "_parts", "_piece", "_stop", "_unsettled", "stopped")
@@ -114,9 +114,9 @@ class TextStream:
 
 
 class PartialWords:
-    """Finds the longest prefix of a word that a text ends with. The whole word does not count.
+    """Finds the longest prefix of a word that a text ends with. The prefix is always shorter than the word.
 
-    length: the number of characters of this prefix.
+    length: how many characters the found prefix has.
 
     The algorithm is by Knuth, Morris and Pratt: the time per character does not depend on the length of the word.
     """
@@ -153,7 +153,8 @@ class ReasoningLimit:
     start, end: the tags around reasoning, as bytes.
     calls: the tags of tool calls, if these tags also end reasoning.
     is_open: the prompt ends inside reasoning.
-    anywhere: a start tag after content also starts reasoning. Otherwise such a tag is content.
+    anywhere: a start tag after content also starts reasoning. If `anywhere` is false, a start tag after content counts as
+    content.
     closing: the ids of the tokens to add at the limit: an optional message, then the end tag.
     piece: returns the bytes of a token in the answer.
     """
@@ -212,8 +213,8 @@ class ReasoningClock:
     def is_over(self) -> bool:
         """Whether reasoning must end now.
 
-        At the limit, the model may be in the middle of a character or of the end tag. Then reasoning may go on for a few
-        tokens, until the character or the tag is complete.
+        At the limit, the model may be in the middle of a character or of the end tag. Reasoning may go on past the limit for
+        a few tokens, until the character or the tag is complete.
         """
         late = self._count - self._limit.most
         if not self._thinks or late < 0:

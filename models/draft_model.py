@@ -3,10 +3,10 @@
     slot 0   tokens of its request ........ last | drafted, drafted
     slot 1   tokens of its request .... last | drafted
 
-The draft model has a context of its own, with one sequence for each slot. It has KV for the tokens of the slot's request
-and for the drafted tokens. Once the served model has checked the drafted tokens, KV of rejected tokens is freed. So this
-module cannot change an answer. The draft model shares no cached KV with the served model: it is small, and computes a
-prefix fast.
+The draft model has a context of its own, with one sequence for each slot. For each slot, the draft model has KV for the
+tokens of the slot's request and for the drafted tokens. Once the served model has checked the drafted tokens, KV of rejected
+tokens is freed. The served model checks every drafted token, so this module cannot change an answer. The draft model shares
+no cached KV with the served model: it is small, and computes a prefix fast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRIES = 3  # failures after which a draft model is off for good
 
 
 def check_vocabulary(draft: Model, model: Model) -> None:
-    """Raise ModelError unless the two models have the same tokens. The message names the first difference.
+    """Raise ModelError unless the two models have the same tokens. The error's message names the first difference.
 
     The first `FIRST_COMPARED` tokens and up to `MOST_PADDING` tokens at the end may differ.
     """
@@ -87,7 +87,7 @@ class KeptTokens:
 
     tokens: token ids (int32). Only the first `length` tokens have KV; the rest of the array is spare.
     known: how many of these tokens belong to the request; the tokens after them are drafted.
-    is_refused: the draft model cannot compute the request. The request has a token that only the served model knows, is
+    is_refused: the draft model cannot compute the request: the request has a token that only the served model knows, or is
     too long, or found no free cells.
     """
 
@@ -111,12 +111,12 @@ class KeptTokens:
 
 
 class DraftModel:
-    """A `Drafter` that runs on llama.cpp. Except for `open`, only the engine's thread may call it.
+    """A `Drafter` that runs on llama.cpp. Only the engine's thread may call the methods of this class, except for `open`.
 
     why_off: the reason why the model drafts nothing, while `is_off` is true.
     served: the model for which this model drafts.
-    beside: the interrupt of the served model's runner. It aborts that runner's background steps, and also this model's
-    background prefill.
+    beside: the interrupt of the served model's runner. This interrupt aborts background steps of the served model, and
+    background prefill of the draft model.
     """
 
     def __init__(self, context: Context, served: Model, *, num_slots: int, beside: Interrupt) -> None:
@@ -146,7 +146,7 @@ class DraftModel:
         self.clear()
 
     def unload(self) -> None:
-        """Free the device's memory. `open` allocates it again."""
+        """Free the device's memory. `open` allocates the memory again."""
         if self.context.handle:
             self._runner.unload()
         self._kept = [KeptTokens() for _ in self._kept]
@@ -251,7 +251,10 @@ class DraftModel:
     # ---- the KV of slots -------------------------------------------------------------------------------------------
 
     def _of(self, job: Job) -> KeptTokens:
-        """Return the KV of a running job, after freeing KV of its last token and of tokens that are not in the job."""
+        """Return the KV of a running job.
+
+        Before that, free the KV of the job's last token and of tokens that are not in the job.
+        """
         kept, last = self._kept[job.slot], job.num_tokens - 1
         if kept.request != job.request.id:
             # No more tokens than the request found in the cache, so that no draft reveals KV that the cache has dropped.
@@ -267,9 +270,9 @@ class DraftModel:
         return kept
 
     def _begin(self, slot: int, request: int, scope: Scope, tokens: np.ndarray, most: int) -> None:
-        """Give a slot to another request. The slot starts with the longest prefix that a slot of the scope has KV for.
+        """Give a slot to another request. The slot starts with the longest prefix that any slot has KV for in this scope.
 
-        most: the most tokens of this prefix.
+        most: the most tokens that the slot's prefix may have.
         """
         kept, tokens = self._kept[slot], tokens[:most]
         same = [self._common(one, scope, tokens) for one in self._kept]
@@ -283,7 +286,10 @@ class DraftModel:
         kept.request, kept.scope, kept.known, kept.is_refused = request, scope, kept.length, False
 
     def _common(self, kept: KeptTokens, scope: Scope, tokens: np.ndarray) -> int:
-        """Return the length of the prefix of `tokens` that a slot has KV for; 0 if the KV cannot be cut after it."""
+        """Return the length of the prefix of `tokens` that a slot has KV for.
+
+        Return 0 if the slot's KV cannot be cut after this prefix.
+        """
         same = common_prefix(kept.tokens[: kept.length], tokens) if kept.scope == scope else 0
         window = self.context.model.window
         return same if not window or kept.length - same < min(window, self.batch) else 0  # farther back, cells may be gone
@@ -298,7 +304,10 @@ class DraftModel:
     # ---- computing -------------------------------------------------------------------------------------------------
 
     def _read(self, slot: int, kept: KeptTokens, tokens: np.ndarray) -> bool:
-        """Compute tokens of a slot without logits. Return False if a new request aborts the step, or if the step fails."""
+        """Let the draft model read tokens of a slot: compute them without logits.
+
+        Return False if a new request aborts the step, or if the step fails.
+        """
         span = Span(slot, slot, kept.length, tokens, logits=False)
         try:
             self._run((span,), background=True)
@@ -339,10 +348,10 @@ class DraftModel:
         return sampled
 
     def _evict(self, needed: set[int], background: bool) -> bool:
-        """Evict the KV of the least recently used slot that is not in `needed`. Return whether there is such a slot.
+        """Evict the KV of the least recently used slot that is not in `needed`. Return whether a slot was evicted.
 
-        background: evict only a slot whose last use is older than that of a slot in `needed`. Otherwise two idle
-        slots could evict each other for ever.
+        background: evict only a slot whose last use is older than that of a slot in `needed`. Without this condition, two
+        idle slots could evict each other for ever.
         """
         latest = max(self._kept[slot].used for slot in needed) if background else math.inf
         others = [slot for slot, kept in enumerate(self._kept) if kept.length and slot not in needed and kept.used < latest]
@@ -380,7 +389,7 @@ def open_draft_model(
     unit: float = 1.0,
     goes_on: MayGoOn = lambda _: True,
 ) -> DraftModel:
-    """Return the draft model of a served model. Closing it also closes `model`.
+    """Return the draft model of a served model. Closing the draft model also closes `model`.
 
     settings, unit: the `settings` and `unit` of the served model's `Context`.
     goes_on: as in `learn_costs`.

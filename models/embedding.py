@@ -23,8 +23,9 @@ UNSPECIFIED = -1
 class EmbedderSettings:
     """The settings of an embedding model.
 
-    pooling: how the vectors of a text's tokens are combined into one vector. Empty: the model's file decides.
-    max_tokens: the most tokens of a text. If the model was trained for fewer tokens, their number is the limit.
+    pooling: how the vectors of a text's tokens are combined into one vector. If `pooling` is empty, the model's file
+    decides.
+    max_tokens: the most tokens of a text. The limit is never above the number of tokens that the model was trained for.
     threads: the most threads of the CPU.
     most_texts: the most texts of one call of `vectors`.
     """
@@ -37,7 +38,7 @@ class EmbedderSettings:
 
 
 class EmbeddingModel:
-    """Turns tokens into vectors. Only one thread at a time may use it, but any thread may call `tokens`.
+    """Turns tokens into vectors. Only one thread at a time may use this object, but any thread may call `tokens`.
 
     On a CPU, a text that is alone in its call of `vectors` gets the same vectors each time, bit for bit. If a call has
     several texts, each result also depends slightly on the other texts (by 0.003 of a unit vector with Q8_0 weights). On a
@@ -47,7 +48,7 @@ class EmbeddingModel:
     pooling: none, mean, cls, last or rank.
     limit: the most tokens of a call.
     most_texts: the most texts of a call.
-    width: how many numbers a vector has. For a reranker, how many scores a text gets.
+    width: how many numbers a vector has. For a reranker, `width` is the number of scores that a text gets.
     """
 
     def __init__(self, model: Model, settings: EmbedderSettings) -> None:
@@ -88,7 +89,7 @@ class EmbeddingModel:
             self._memory = llama.llama_get_memory(self.handle)  # an encoder has none
 
     def unload(self) -> None:
-        """Free the memory, as `Context.unload` does. `open` allocates it again."""
+        """Free the memory, as `Context.unload` does. `open` allocates the memory again."""
         self.close()
         self.model.weights.exit()
 
@@ -125,7 +126,8 @@ class EmbeddingModel:
     def vectors(self, texts: Sequence[np.ndarray], threads: int = 0) -> list[np.ndarray]:
         """Compute the vectors of texts (int32 each) in one call.
 
-        Return one vector for each text, (width,), float32. Without pooling, return one for each token: (tokens, width).
+        Return one vector for each text, (width,), float32. Without pooling, return for each text the vectors of its tokens:
+        (tokens, width).
 
         texts: at most `most_texts` texts, none of them empty, with at most `limit` tokens in total.
         threads: the number of CPU threads; 0: as many as the settings allow.
@@ -158,8 +160,9 @@ class EmbeddingModel:
 def normalised(vectors: np.ndarray, norm: int) -> np.ndarray:
     """Scale vectors (..., width) as llama-server does.
 
-    norm: how to scale. Below 0: not at all. 0: so that the largest absolute value becomes 32,760. 1: to length 1 in the
-    taxicab norm. 2: to length 1 in the Euclidean norm. Any other p: to length 1 in the p-norm.
+    norm: how to scale. If `norm` is below 0, vectors stay as they are. If it is 0, the largest absolute value of a vector
+    becomes 32,760. If it is 1, the length in the taxicab norm becomes 1. If it is 2, the length in the Euclidean norm
+    becomes 1. If `norm` is any other p, the length in the p-norm becomes 1.
     """
     if norm < 0:
         return vectors
@@ -188,8 +191,9 @@ FIELD = re.compile(r"\{(query|document)\}")
 class Pairing:
     """Joins a query and a document to one text for a reranker. Safe from several threads.
 
-    If the model has a template for this, it is used. Otherwise the model's separator tokens come between the texts. Only
-    the template's own text can become a control token. The query and the document cannot.
+    If the model has a template for a query and a document, this template joins them. Without a template, the model's
+    separator tokens come between the query and the document. Only the template's own text can become a control token. The
+    query and the document are never read as control tokens.
     """
 
     def __init__(self, model: Model) -> None:

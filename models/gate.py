@@ -1,8 +1,8 @@
 """Tests a library of llama.cpp before its first use, in a trial with a small model.
 
-The trial computes KV, saves and restores it, and checks that the logits of the next token stay the same. A library
-whose parameter structures have the expected layout can still fail: a function may have other arguments, or this CPU may be
-unable to run the build. So this process asks the library for devices or results only after the trial.
+The trial computes KV, saves and restores it, and checks that the logits of the next token stay the same. A library whose
+parameter structures have the expected layout can still fail: a function may have other arguments, or this CPU may be unable
+to run the build. This process therefore asks the library for devices or results only after the trial.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def identity() -> str:
 
 
 def files_in_use() -> list[Path]:
-    """Return the loaded files of llama.cpp, sorted by name; only the library's file if the system does not list them."""
+    """Return the loaded files of llama.cpp, sorted by name.
+
+    If the system does not list loaded files, return only the library's file.
+    """
     with contextlib.suppress(OSError):
         folder = llama.LIBRARY.path.resolve().parent
         found = (path for path in llama.loaded_libraries() if path.parent == folder or path.name.startswith("libggml"))
@@ -70,7 +73,7 @@ def exclude_failing_card(asked: str = "", goes_on: Callable[[], bool] = lambda: 
     """Try the library on the card, if there is one. If the trial fails, no card computes in this process.
 
     asked: the flag with which the user requests layers on a card; empty if the user did not request them.
-    goes_on: called ten times a second. Once it returns False, the trial ends.
+    goes_on: called ten times a second. Once `goes_on` returns False, the trial ends.
 
     Raises ModelError if the trial was stopped, or if it failed and `asked` names a flag.
     """
@@ -111,7 +114,10 @@ def main(where: str = "CPU") -> None:
 
 
 def trial_on_card() -> str:
-    """Run `trial` with all layers on a card. Results may differ by rounding. Raises ModelError and RunnerError."""
+    """Run `trial` with all layers on a card. The logits that the trial compares may differ by rounding.
+
+    Raises ModelError and RunnerError.
+    """
     if not any(device.is_gpu for device in devices()):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unloaded_backends().items())
         is_vulkan = any("vulkan" in path.name for path in llama.backends())

@@ -28,7 +28,7 @@ class Tokens:
     tokenizer cuts this text into tokens.
 
     ends: the ids of the tokens that end an answer.
-    texts: a mask with a bit for each token. The bit is set if the token has bytes in a text, or ends an answer.
+    texts: a mask with a bit for each token. A token's bit is set if the token has bytes in a text, or ends an answer.
     """
 
     def __init__(self, model: Model) -> None:
@@ -80,7 +80,7 @@ class Constraint:
     """The tokens that a grammar allows in one answer.
 
     A constraint belongs to the thread that chooses tokens. Only `compute` may run in another thread. `apply` and `accept`
-    wait until it has finished.
+    wait until `compute` has finished.
 
     error: why the answer cannot continue; empty while it can.
     fast_forward: if the grammar allows only one continuation, append its tokens without sampling ("forced" tokens).
@@ -108,7 +108,7 @@ class Constraint:
     def apply(self, logits: np.ndarray) -> bool:
         """Set the logits of all tokens that the grammar forbids to minus infinity. Return whether any token remains.
 
-        If no token remains although the grammar does not allow the answer to end here, set `error`.
+        If no token remains, and the grammar does not allow the answer to end here, set `error`.
 
         logits: (vocabulary,), float32.
         """
@@ -155,7 +155,10 @@ class Constraint:
         return bool(self._forced)
 
     def take_forced(self) -> list[int]:
-        """Remove and return the forced tokens. If the grammar allows nothing after them, the last one ends the answer."""
+        """Remove and return the forced tokens.
+
+        If the grammar allows nothing after the forced tokens, the last of them ends the answer.
+        """
         forced, self._forced = self._forced, []
         return forced
 
@@ -173,8 +176,8 @@ class Constraint:
     def _settle(self) -> None:
         """Wait for the thread that computes the mask, and count the wait toward PATIENCE.
 
-        The counted time is never more than the processor time for this mask. So a busy machine or the masks of other answers
-        do no harm.
+        The counted time is at most the processor time that this mask took. A busy machine or the masks of other answers
+        therefore do not count toward PATIENCE.
         """
         if self._computing is None:
             return
@@ -259,7 +262,10 @@ class Grammars:
         self.num_waiting = 0
 
     def compile(self, source: GrammarSource) -> Future[Grammar]:
-        """Return a future of the compiled grammar. It is already done if the grammar is kept, and may raise GrammarError."""
+        """Return a future of the compiled grammar.
+
+        If this grammar was compiled before and is kept, the future is already done. The future may raise GrammarError.
+        """
         if found := self._find(source):
             done: Future[Grammar] = Future()
             done.set_result(found)

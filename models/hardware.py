@@ -22,9 +22,9 @@ SYSTEM = Path("/sys")
 def fast_cores(system: Path = SYSTEM) -> int:
     """Return the number of cores on which a process should compute, 1 or more.
 
-    After each matrix product, all threads wait for the slowest thread. So a computation is slow if two threads share a core,
-    if one thread runs on an efficiency core and the others on performance cores, or if it has more threads than a
-    container's CPU quota.
+    After each matrix product, all threads wait for the slowest thread. A computation is slow if two threads share a core, if
+    one thread runs on an efficiency core and the others on performance cores, or if it has more threads than a container's
+    CPU quota.
     """
     usable = _usable()
     if performance := usable & set(_listed(system / "devices/cpu_core/cpus")):  # of a hybrid Intel CPU
@@ -210,8 +210,8 @@ def hide_cards(name: str, why: str) -> None:
 def no_devices() -> ctypes.Array[ctypes.c_void_p] | None:
     """Return an empty list of devices for llama.cpp if no card may compute.
 
-    Otherwise return None: llama.cpp then finds the devices itself. Without the empty list, llama.cpp computes large batches
-    on a card even if the card has no layer.
+    If a card may compute, return None: llama.cpp then finds the devices itself. Without the empty list, llama.cpp computes
+    large batches on a card even if the card has no layer.
     """
     return (ctypes.c_void_p * 1)() if is_without_card() else None
 

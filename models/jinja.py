@@ -30,7 +30,7 @@ _STEP, _LIST = "_slotcache_step", "_slotcache_list"
 
 
 class TemplateError(ValueError):
-    """The template refuses these messages, or the template itself is wrong. The message says which."""
+    """The template refuses these messages, or the template itself is wrong. The error's message says what is wrong."""
 
 
 class Template:
@@ -77,7 +77,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template. Add a counter of steps to its loops and macros, and turn its list literals into `_OwnList`s."""
+        """Parse a template.
+
+        Add a counter of steps to the template's loops and macros, and turn the template's list literals into `_OwnList`s.
+        """
         template = super()._parse(source, name, filename)
         for node in list(template.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
             node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
@@ -113,7 +116,10 @@ class _Steps:
 
 
 class _Nothing(Undefined):
-    """An undefined value. A string plus this value is the string: templates rely on this for optional fields of tools."""
+    """An undefined value.
+
+    A string plus an undefined value is the unchanged string: templates rely on this for optional fields of tools.
+    """
 
     def _added(self, other: object) -> object:
         return other if isinstance(other, str | Undefined) else self._fail_with_undefined_error()
@@ -161,7 +167,10 @@ def _names(tree: nodes.Template) -> Iterator[str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks answers for training. Here only its content is rendered."""
+    """`{% generation %}...{% endgeneration %}`, which marks answers for training.
+
+    This server ignores the two tags, and renders the content between them.
+    """
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -30,7 +30,7 @@ MAX_BYTES = 256 << 10  # bytes of a source; a compiled grammar takes some hundre
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used, or no answer can match it. The message says why."""
+    """A grammar cannot be used, or no answer can match it. The error's message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ def _patterns(schema: Schema) -> Iterator[str]:
 def _check_range(path: str, schema: Schema) -> None:
     """Raise GrammarError for a range of numbers that llguidance reads as a wider range.
 
-    Example: with `exclusiveMinimum` 3 and `maximum` 3.5, llguidance also allows 3. This happens if the excluded bound is an
-    integer, and the other bound is less than 1 away from it and farther from 0.
+    Example: with `exclusiveMinimum` 3 and `maximum` 3.5, llguidance also allows 3. llguidance misreads a range if the
+    excluded bound is an integer, and the other bound is less than 1 away from it and farther from 0.
     """
     if schema.get("type") == "integer":
         return
@@ -281,7 +281,10 @@ def _with_null(schema: Schema) -> None:
 
 
 def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove patterns with look-around, and yield them. Raises GrammarError if the schema is strict."""
+    """Remove patterns with look-around, and yield them.
+
+    If the schema is strict, raise GrammarError instead of removing a pattern.
+    """
     for keyword in ("pattern", "patternProperties"):
         value = schema.get(keyword)
         patterns = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
@@ -296,10 +299,13 @@ def _without_looking(path: str, schema: Schema, is_strict: bool) -> Iterator[str
 
 
 def _without_named_patterns(path: str, schema: Schema, is_strict: bool) -> Iterator[str]:
-    """Remove `patternProperties` that allow no names besides those in `properties`. Yield what was removed.
+    """Remove `patternProperties` if its patterns match no names other than those in `properties`.
 
-    Only objects without additional properties are changed. There, llguidance would let an answer start a name that no text
-    can complete. Raises GrammarError if the schema is strict.
+    Yield a phrase that names the removed patterns.
+
+    Only objects without additional properties are changed. In an object without additional properties, llguidance would let
+    an answer start a name that no text can complete. If the schema is strict, raise GrammarError instead of removing
+    anything.
     """
     patterns, named = schema.get("patternProperties"), schema.get("properties", {})
     if schema.get("additionalProperties") is not False or not isinstance(patterns, dict) or not isinstance(named, dict):
@@ -333,10 +339,12 @@ def _has_other_names(patterns: Iterable[str], named: Iterable[str]) -> bool:
 
 
 def close_objects(schema: object) -> None:
-    """Forbid, in place, all properties that a schema does not name, unless the schema says whether they are allowed.
+    """Forbid, in place, the properties that a schema does not name.
 
-    llama-server does the same, because small models invent fields. If two schemas apply to the same object, both still allow
-    further properties, since one may name properties that the other does not.
+    A schema that itself says whether it allows further properties stays as it is.
+
+    llama-server also forbids such properties, because small models invent fields. If two schemas apply to the same object,
+    one may name properties that the other does not. So both still allow further properties.
     """
     found = dict(_schemas(schema))
     shared = _shared(found)
@@ -565,7 +573,10 @@ def _gbnf(source: GrammarSource) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    r"""Replace a `\u` escape by its character, since the converter drops zeros. Return any other escape unchanged."""
+    r"""Replace a `\u` escape by its character, or by a `\x` escape in ASCII: the converter drops zeros.
+
+    A zero, half of a surrogate pair, and any other escape stay unchanged.
+    """
     code = int(escape[1] or escape[2] or "0", 16)
     if code < 0x80 or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return f"\\x{code:02x}" if 0 < code < 0x80 else escape[0]
@@ -612,7 +623,7 @@ class TrialProcess:
     def define(self, source: GrammarSource) -> tuple[str, tuple[str, ...]]:
         """Return llguidance's grammar for a source, and the parts that it does not enforce.
 
-        The grammar compiles in bounded time. Raises GrammarError.
+        The child process has tried the grammar: it compiles in bounded time. Raises GrammarError.
         """
         line = self._ask(source)
         if not line and self._code in FROM_OUTSIDE:

@@ -4,18 +4,20 @@ A state consists of a magic number, the sequence's id, and one part for each mem
 
 An attention part (llama_kv_cache::state_write, one stream) starts with the number of streams and the number of cells. The
 cells follow, each with its position, the number of sequences that hold it, and the id of the sequence. If rotary positions
-have several dimensions, two more positions and the cell's token come before this id. The next two numbers say whether V is
-transposed, and how many layers there are. Then K of each layer follows, with its type, its row size, and a row for each
-cell. V of each layer follows in the same form. A transposed V has its type, the size of an element and the width. Then it
-has a row for each index below the width, with the elements at this index in all cells.
+have several dimensions, two more positions and the cell's token come before the sequence's id. After all cells, two numbers
+say whether V is transposed, and how many layers there are. K of each layer is next: its type, its row size, and a row for
+each cell. V of each layer is last, in the same form as K unless V is transposed. A transposed V of a layer starts with its
+type, the size of an element, and the width. For each index below the width, a row has the elements at this index in all
+cells.
 
-The recurrent part (llama_memory_recurrent::state_write) starts with the number of cells, which is 0 or 1. A cell has its
-position and the number of sequences that hold it, which is 0. The next two numbers say whether S is transposed, and how many
-layers there are. Then each tensor follows, with its type, its row size and, if there is a cell, a row.
+The recurrent part (llama_memory_recurrent::state_write) starts with the number of cells, which is 0 or 1. A cell of the
+recurrent part has its position and the number of sequences that hold the cell; this number is 0. After the cell of the
+recurrent part, two numbers say whether S is transposed, and how many layers there are. Each recurrent tensor is next: its
+type, its row size and, if there is a cell, a row.
 
 For a hybrid model, two kinds of states are saved: runs, which have attention cells and no recurrent cell, and recurrent
-parts without an attention part. A model with a sliding window has two attention parts. The first one is of the layers that
-see all earlier tokens, the second one of the layers with the window.
+parts without an attention part. A model with a sliding window has two attention parts. The first attention part is for the
+layers that see all earlier tokens, the second one is for the layers with the window.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def join(runs: Sequence[np.ndarray], start: int, stop: int, *, cell: int = CELL,
 
 
 def _of_all(readers: Sequence[_Reader], size: int) -> np.ndarray:
-    """Read the next `size` bytes of each run, and return those of one run: they are the same in all runs."""
+    """The next `size` bytes are the same in all runs: read them from each run, and return them once."""
     return [reader.take(size) for reader in readers][-1]
 
 
@@ -75,7 +77,7 @@ class Attention:
     """The form of an attention part in a state.
 
     cell: the size of a cell in bytes.
-    lead: the 8 bytes after the cells.
+    lead: the 8 bytes between the cells and the first block.
     blocks: for each tensor, the 12 bytes before its numbers, and how many bytes of numbers it has for each cell.
     """
 
@@ -93,10 +95,12 @@ class Attention:
         return 8 + len(self.lead) + BLOCK * len(self.blocks) + num_tokens * self.token_bytes
 
     def fits(self, state: np.ndarray, start: int, stop: int, sequence: int) -> bool:
-        """Return whether bytes of the right length have this part's form and contain each position [start, stop) once.
+        """Return whether `state` has the form of this part, and contains each position [start, stop) once.
 
-        The cells may have any order, since llama.cpp writes them in the order of its pool. The numbers of the tensors are
-        not checked.
+        The length of `state` must be right.
+
+        The cells may have any order, since llama.cpp writes them in the order of its pool. The numbers in the tensors (K and
+        V) are not checked.
         """
         cells, at = stop - start, 8 + self.cell * (stop - start)
         if state[:8].tobytes() != np.array([1, cells], np.int32).tobytes():
@@ -135,11 +139,11 @@ class Recurrent:
         return 4 + len(self.lead) + BLOCK * len(self.blocks) + num_cells * each
 
     def fits(self, state: np.ndarray, num_tokens: int) -> bool:
-        """Return whether bytes of the right length have this part's form after `num_tokens` tokens.
+        """Return whether `state` has the form of this part after `num_tokens` tokens. The length of `state` must be right.
 
         num_tokens: 0 if the part has no cell.
 
-        The numbers of the tensors are not checked.
+        The numbers in the tensors are not checked.
         """
         opening = np.array([1, num_tokens - 1, 0] if num_tokens else [0], np.int32).tobytes() + self.lead
         is_opening = state[: len(opening)].tobytes() == opening
@@ -160,7 +164,7 @@ def _has_blocks(state: np.ndarray, at: int, blocks: tuple[tuple[bytes, int], ...
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The common form of all states of one context: everything but the positions and the numbers of the tensors.
+    """The common form of all states of one context: everything but the positions and the numbers in the tensors.
 
     attention: the attention parts: none, one, or two with a sliding window.
     recurrent: the recurrent part; None if the model has no recurrent layers.
@@ -178,7 +182,7 @@ class StateLayout:
     def fits(self, run: np.ndarray, start: int, stop: int) -> bool:
         """Return whether a run (uint8) has exactly this context's layout and the positions [start, stop).
 
-        If so, llama.cpp can read the run. All bytes are checked, except for the numbers of the tensors.
+        llama.cpp can read a run that fits. All bytes are checked, except for the numbers in the tensors.
         """
         if not 0 <= start < stop < 1 << 31 or len(run) != self.size(stop - start) or not self._has_preface(run):
             return False
@@ -315,7 +319,8 @@ class _Reader:
         """Return the kept cells of one layer's tensor.
 
         head: the 12 bytes before the tensor.
-        is_columns: the tensor is transposed. Its shape is then (width, cells, element bytes), otherwise (cells, row bytes).
+        is_columns: the tensor is transposed. A transposed tensor has the shape (width, cells, element bytes), any other
+        tensor has the shape (cells, row bytes).
         """
         if not is_columns:
             row = int(head[4:].copy().view(np.uint64)[0])

@@ -22,9 +22,10 @@ def learn_costs(context: Context, goes_on: MayGoOn = lambda _: True) -> None:
     """Give a context the costs of its device. If no earlier start has stored times of the device, time it now.
 
     On a CPU, only the tiles of attention are timed, because the speed of their kernels differs by a factor of up to six
-    between CPUs. The other costs follow from constants.
+    between CPUs. The other costs of a CPU follow from constants.
 
-    goes_on: called before each batch, with the work that is timed. If it returns False, the costs stay as they are.
+    goes_on: called before each batch, with the work that is timed. If `goes_on` returns False, the costs of the context stay
+    as they are.
     """
     model, device = context.model, context.model.device
     if device is None and not (context.costs.tile == chunk_of(context) and model.can_trim and model.size >= SMALLEST):
@@ -78,7 +79,9 @@ def subject_of(context: Context, device: Device | None) -> Subject:
 
 
 def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
-    """Return the stored times. If there are none, or they are incomplete or no longer right, time the device.
+    """Return the stored times.
+
+    Time the device if no times are stored, or if the stored times are incomplete or no longer right.
 
     Raises RunnerError and Stopped.
     """
@@ -103,9 +106,11 @@ def _times_of(context: Context, name: str, goes_on: MayGoOn) -> Times:
 
 
 def _timed(timing: DeviceTiming, cuts: int) -> tuple[Times, str]:
-    """Measure the times of a device. Return them, and a phrase for the log that says what later starts do with them.
+    """Measure the times of a device.
 
-    The phrase is "" if the times must not be stored.
+    Return the times, and a phrase for the log that says what later starts do with the times.
+
+    If the times must not be stored, the phrase for the log is "".
 
     cuts: the number of earlier starts that ran out of time.
 

@@ -89,8 +89,8 @@ MORE = 5.0  # s that the CPU may take beyond the card's time, which includes com
 def hide_slower_card(model: Path, threads: int) -> None:
     """Use no card in this process if `auto` chose a build for cards, but the CPU computes this model faster.
 
-    The CPU is timed once, and so is the card with all layers on it. The times are stored for later starts. If one of the
-    two cannot be timed, the card is used. Call this before the backends are loaded; afterwards it does nothing.
+    The CPU is timed once, and so is the card with all layers on it. The times are stored for later starts. If the card or
+    the CPU cannot be timed, the card is used. Call this before the backends are loaded; afterwards it does nothing.
     """
     build = llama.LIBRARY.origin.removeprefix("npm-")
     if build not in CARD_BUILDS or installed_builds().asked != "auto" or load_backends.cache_info().currsize:
@@ -117,7 +117,7 @@ def _kept_turns(kept: Path) -> tuple[float, float] | None:
 def _turns(model: Path, threads: int) -> tuple[float, float]:
     """Return the seconds of a turn on the card and on the CPU.
 
-    Both are 0 if one of the two cannot be timed, or if the CPU is far slower than the card.
+    Both numbers are 0 if the card or the CPU cannot be timed, or if the CPU is far slower than the card.
     """
     began = perf_counter()
     card = _speed(llama.LIBRARY, model, threads, (ALL_LAYERS, *AS_LLAMA_CPP))

@@ -64,10 +64,12 @@ PASSED_OVER: dict[str, str] = {}
 
 
 def find() -> Library:
-    """Return the library to use, from the first of `places`. Raises LibraryError if there is none.
+    """Return the library to use, from the first place of `places` that is not rejected.
 
-    A build for cards is used only if it passes a trial on a card, in a separate process. If it fails, the next place is
-    tried.
+    Raises LibraryError if there is none.
+
+    A build for cards is used only if it passes a trial on a card, in a separate process. If the build fails the trial, the
+    next place is tried.
     """
     for place in places():
         build = place.origin.removeprefix("npm-")
@@ -202,7 +204,10 @@ def backends() -> list[Path]:
 
 
 def _needed(backend: Path) -> list[Path]:
-    """Return the CUDA libraries that a backend needs, from pip packages or the system. The loader may miss some."""
+    """Return the CUDA libraries that a backend needs, from pip packages or the system.
+
+    The system's loader may not find some of these libraries.
+    """
     with contextlib.suppress(OSError), backend.open("rb") as file:
         if found := CUDA_RUNTIME.search(file.read(HEAD)):
             return cards.runtime(int(found[1]), cards.root_folder())
@@ -609,7 +614,10 @@ SPARE = 256  # bytes after our structure, which a larger structure of the librar
 
 
 def check_layout() -> None:
-    """Compare the library's parameter structures with ours, by defaults and sizes. Raise LibraryError if they differ."""
+    """Compare the library's parameter structures with ours, by defaults and sizes.
+
+    Raise LibraryError if the structures differ.
+    """
     for layout, defaults in DEFAULTS:
         params, spare = _defaults_of(layout)
         wrong = [name for name, *_ in layout._fields_ if (getattr(params, name) or 0) != defaults.get(name, 0)]
@@ -619,7 +627,7 @@ def check_layout() -> None:
 
 
 def _defaults_of(layout: type[ctypes.Structure]) -> tuple[ctypes.Structure, bytes]:
-    """Let the library write its defaults into our structure. Return them, and the SPARE bytes after the structure."""
+    """Let the library write its defaults into our structure. Return the filled structure, and the SPARE bytes after it."""
 
     class Padded(ctypes.Structure):
         _fields_ = (("params", layout), ("spare", ctypes.c_char * SPARE))
@@ -642,7 +650,7 @@ HARD = 2  # omp.h: omp_pause_hard
 
 
 def loaded_libraries() -> set[Path]:
-    """Return the libraries that this process has loaded. Raises OSError if Linux does not list them."""
+    """Return the libraries that this process has loaded. Raises OSError if Linux does not list the loaded libraries."""
     lines = MAPS.read_text().splitlines()
     return set(map(Path, {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}))
 
@@ -650,8 +658,8 @@ def loaded_libraries() -> set[Path]:
 def release_workers() -> None:
     """End the worker threads that GNU's OpenMP keeps for the calling thread. A later computation gets new workers.
 
-    If there are more workers than cores, OpenMP lets each worker sleep at every barrier. This is slower than spinning. The
-    workers of a thread that no longer computes would also be counted.
+    If there are more workers than cores, OpenMP lets each worker sleep at every barrier. A worker that sleeps at barriers is
+    slower than a worker that spins. OpenMP would also count the workers that it keeps for a thread that no longer computes.
     """
     with contextlib.suppress(OSError):
         for path in loaded_libraries():
@@ -719,7 +727,9 @@ def _abort(message: bytes) -> None:
 
 
 def before_abort(act: Callable[[str], None]) -> Callable[[], None]:
-    """Let `act` be called with the reason when llama.cpp is about to end the process. Return a function to cancel this.
+    """Let `act` be called with the reason when llama.cpp is about to end the process.
+
+    Return a function that removes `act` again.
 
     llama.cpp ends the process after the loss of a device or an internal error.
     """

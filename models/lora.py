@@ -23,11 +23,11 @@ class Adapters:
     """The adapters of a model, numbered from 0. Create this object before any context of the model.
 
     The adapters are freed with the weights, and loaded again with them. A set of adapters has a name, which contains the
-    adapters' scales and the digests of their files. Until the weights are unloaded, KV of sets with the same name is equal
-    bit for bit. For a single adapter, this is also true of later loads and processes. llama.cpp adds several adapters in
-    the order of their addresses, so each load rounds their sum differently.
+    adapters' scales and the digests of their files. KV that was computed with sets of the same name is equal bit for bit,
+    until the weights are unloaded. KV of a single adapter is also equal bit for bit after later loads and in other
+    processes. llama.cpp adds several adapters in the order of their addresses, so each load rounds their sum differently.
 
-    usual: the scale of each adapter for requests that set no scale. After the load, only the event loop uses it.
+    usual: the scale of each adapter for requests that set no scale. After the load, only the event loop uses `usual`.
     """
 
     def __init__(self, model: Model, paths: Sequence[Path] = (), scales: Sequence[float] = ()) -> None:
@@ -44,14 +44,14 @@ class Adapters:
         model.weights.on_load.append(self._load)
 
     def _load(self) -> None:
-        """Load all adapters. Freeing the model's weights frees them. Raises ModelError."""
+        """Load all adapters. When the model's weights are freed, the adapters are freed, too. Raises ModelError."""
         self._handles = [_load(self._model, path) for path in self.paths]
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def set_usual(self, scales: Mapping[int, float]) -> None:
-        """Change the usual scales. An adapter without an entry in `scales` gets 0. Raises UnknownAdapter."""
+        """Change the usual scales. An adapter without an entry in `scales` gets the scale 0. Raises UnknownAdapter."""
         self._check(scales)
         self.usual = dict.fromkeys(self.usual, 0.0) | {**scales}
 

@@ -29,13 +29,13 @@ Part = Literal["content", "reasoning"]
 class TextPiece:
     """A stretch of the rendered conversation.
 
-    Special tokens work only in the template's own text, where `message` is None and `is_plain` is false. In all other pieces
-    they are plain text, so no user and no document can forge them.
+    Special tokens work only in the template's own text, where `message` is None and `is_plain` is false. In a client's
+    texts, special tokens are plain text, so no user and no document can forge them.
 
     message: the index of the message that the piece comes from; None if it comes from no message.
-    is_plain: the piece is another text of a client (a name, a call, a tool, a variable of the template) that contains or may
-    complete a special token.
-    part: the part of the message.
+    is_plain: the piece is a client's text other than content and reasoning (a name, a call, a tool, a variable of the
+    template), and contains or may complete a special token.
+    part: the part of the message that the piece comes from.
     """
 
     text: str
@@ -76,8 +76,8 @@ class Marks(Unmarked):
     """Sets placeholders for the texts of one rendering.
 
     controls: the spellings of the tokens that only a template may write.
-    keeps_tags: placeholders replace only the texts between the reasoning tags of an answer. The tags stay, because some
-    templates look for them.
+    keeps_tags: placeholders replace only the texts between the reasoning tags of an answer. The reasoning tags stay in the
+    text, because some templates look for them.
     """
 
     def __init__(self, controls: Spellings, keeps_tags: bool = False) -> None:
@@ -130,8 +130,8 @@ class Marks(Unmarked):
     def cut(self, rendered: str, real: str) -> list[TextPiece] | None:
         """Cut `real` into the client's texts and the template's texts between them.
 
-        The template may show a client's text in another form. Try the forms that `_forms` yields, and take the first form
-        that is followed by the template's next text. Return None if no form fits.
+        The template may show a client's text in a changed form. Try the forms that `_forms` yields, and take the first form
+        that is followed by the template's next text. Return None if a text appears in none of its forms.
 
         rendered: the template's output with placeholders.
         real: the template's output with the texts themselves.

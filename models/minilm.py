@@ -50,7 +50,9 @@ ALIGNMENT, BLOCK = 32, 32  # bytes, and numbers that share a scale
 
 
 def convert(package: ZipFile, out: BinaryIO) -> None:
-    """Write the model of a package as a GGUF file: matrices as Q8_0, the rest as float32. The bytes are always the same.
+    """Write the model of a package as a GGUF file: matrices as Q8_0, the rest as float32.
+
+    The same package always gives the same bytes.
 
     Raises KeyError and ValueError if the package has another model.
     """

@@ -35,12 +35,13 @@ CLOSED = llama.llama_model_p(0)
 class Weights:
     """The tensors of a model, loaded when this object is created. Safe from several threads.
 
-    may_unload: free the weights when the last context is closed, and load them again for the next context. A load then
-    leaves out the vocabulary, which `head` has: reading it would take most of a small model's load time.
+    may_unload: free the weights when the last context is closed, and load them again for the next context. If `may_unload`
+    is set, loading the weights leaves out the vocabulary, which `head` has: reading it would take most of a small model's
+    load time.
     head: llama.cpp's model with the metadata and the vocabulary, which always stay in memory.
     known: the files of the model and of its adapters, whose content must not change.
-    on_load: functions to call whenever the weights are loaded again. They create again what was freed with the weights, and
-    may raise ModelError.
+    on_load: functions to call whenever the weights are loaded again. These functions create again what was freed with the
+    weights, and may raise ModelError.
     metadata: overrides of the file's metadata.
     """
 
@@ -92,7 +93,7 @@ class Weights:
             self._num_contexts += 1
 
     def exit(self) -> None:
-        """Stop counting a context. If it was the last one and `may_unload` is set, free the weights."""
+        """Stop counting a context. If no context is left and `may_unload` is set, free the weights."""
         with self._lock:
             self._num_contexts -= 1
             if self._may_unload and not self._num_contexts:
@@ -190,18 +191,21 @@ POOLINGS = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 class Model:
     """Weights and vocabulary. Once loaded, the model is safe from several threads.
 
-    gpu_layers: how many layers go to the GPU, starting with the last layer. This has no effect if the build does not support
-    GPUs, or if no card may compute.
-    progress: called with the loaded share, 0 to 1. If it returns False, the load ends.
-    vocab_only: load no weights. The model can then only tokenize.
-    repack: let the CPU use weights in another layout (AMX, interleaved rows). On some machines, this makes prefill faster.
-    But kernels then round differently for different batch sizes, so reused KV is not equal bit for bit.
-    may_unload: the weights may be freed and loaded again (see `Weights`). The vocabulary and the properties stay.
+    gpu_layers: how many layers go to the GPU, starting with the last layer. `gpu_layers` has no effect if the build does not
+    support GPUs, or if no card may compute.
+    progress: called with the loaded share, 0 to 1. If `progress` returns False, the load ends.
+    vocab_only: load no weights. A model without weights can only tokenize.
+    repack: let the CPU use weights in another layout (AMX, interleaved rows). On some machines, the other layout makes
+    prefill faster. With repacked weights, kernels round differently for different batch sizes, so reused KV is not equal bit
+    for bit.
+    may_unload: the weights may be freed and loaded again (see `Weights`). The vocabulary and the model's properties stay
+    while the weights are unloaded.
     split: the GPUs, and how layers are split among them.
     overrides: which tensors are in another buffer than the rest of their layer, such as host memory.
     metadata: overrides of the file's metadata.
     rope_scaling: how every context scales positions.
-    is_simulated: allocate no memory for weights and contexts. This serves only to find out how much memory they would use.
+    is_simulated: allocate no memory for weights and contexts. A simulated model serves only to find out how much memory
+    weights and contexts would use.
     with_heads: also load the multi-token heads.
     between: as in `Tokenizer`.
     """
@@ -278,7 +282,8 @@ class Model:
         """The devices that have some of the model's layers; empty if the CPU has all layers.
 
         The first use of this property queries the devices, so it must come before the engine starts. A device in another
-        process (RPC) answers one thread at a time. Once the engine runs, only its thread may query such a device.
+        process (RPC) answers one thread at a time. Once the engine runs, only the engine's thread may query a device in
+        another process.
         """
         among = self.split.devices() if self.gpu_layers else []
         return [device for device in among if device.name in self.layers or not self.layers]
@@ -319,7 +324,10 @@ class Model:
 
     @property
     def attention_width(self) -> int:
-        """The total width of the attention heads in all layers. Attention to a cell takes time in proportion to this."""
+        """The total width of the attention heads in all layers.
+
+        Attention to a cell takes time in proportion to this width.
+        """
         num_layers = sum(heads > 0 for heads in self._kv_heads)
         return num_layers * llama.llama_model_n_head(self.handle) * self._head_size("key")
 
@@ -343,7 +351,7 @@ class Model:
     def _kv_heads(self) -> list[int]:
         """The number of KV heads of each layer; 0 for a layer without attention.
 
-        The file of a hybrid model lists these numbers, or says that every n-th layer has attention.
+        The file of a hybrid model lists the number of KV heads of each layer, or says that every n-th layer has attention.
         """
         heads, listed = llama.llama_model_n_head_kv(self.handle), self._own("attention.head_count_kv") or ""
         if listed.startswith("["):
@@ -357,7 +365,7 @@ class Model:
         return bool(self._own(ORIGINAL))
 
     def digest(self) -> str:
-        """Return a digest of every byte of the model's files. This is slow if no digest of a file is stored yet.
+        """Return a digest of every byte of the model's files. The call is slow if a file's digest is not stored yet.
 
         Raises ModelError if a file has changed since it was loaded.
         """
@@ -406,16 +414,21 @@ class Model:
 
     @property
     def _extrapolates(self) -> bool:
-        """Whether YaRN leaves high frequencies unscaled. If so, llama.cpp ignores --yarn-attn-factor."""
+        """Whether YaRN leaves high frequencies unscaled.
+
+        If YaRN leaves them unscaled, llama.cpp ignores --yarn-attn-factor.
+        """
         of_file = self._own("rope.scaling.yarn_ext_factor")
         share = self.rope_scaling.ext_factor if self.rope_scaling.ext_factor >= 0 else float(of_file or -1)
         return share > 0 or (share < 0 and (self.rope_scaling.kind or self._own("rope.scaling.type")) == "yarn")
 
     @cached_property
     def _replaced(self) -> dict[str, str]:
-        """The values of flags that replace metadata, by key. Only flags that llama.cpp has used are included.
+        """The values that flags set in place of the file's metadata, by key.
 
-        Without the weights, llama.cpp reads only some metadata. Then all flags are included.
+        Only flags that llama.cpp has used are included.
+
+        All flags are included if the model has no weights, because llama.cpp then reads only some metadata.
         """
         used = (one for one in self.metadata_overrides if self._vocab_only or llama.HEEDED.get((one.key, one.type)) == "")
         return {one.key: one.text for one in used}
@@ -485,7 +498,7 @@ class Model:
         """The Jinja source of the chat template; None if the model has none.
 
         Instead of a template, a file may contain the name of one of llama.cpp's templates. Some files of Mistral Small
-        contain neither, and get llama.cpp's template for this model.
+        contain neither a template nor a name, and get llama.cpp's template for this model.
         """
         template = llama.llama_model_chat_template(self.handle, None)
         text = template.decode("utf-8", "replace") if template else ""
@@ -509,7 +522,8 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
-        It is created at its first use: this takes a second for a large vocabulary, and a simulated model needs none.
+        The tokenizer is created at its first use, because this takes a second for a large vocabulary, and a simulated model
+        needs no tokenizer.
         """
         return Tokenizer(self.vocab, self._between)
 

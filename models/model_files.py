@@ -64,8 +64,8 @@ def stamp(path: Path) -> Stamp:
 class KnownFiles:
     """The files of a model or an adapter, as they were loaded.
 
-    A file whose stamp has changed is read again, since a copy, a backup or `touch` changes the stamp but not the content.
-    The file counts as unchanged if its digest is known and still the same.
+    A file whose stamp has changed is read again, since a copy, a backup or `touch` changes the stamp but not the content. A
+    file that is read again counts as unchanged if its digest was known and is still the same.
 
     stamps: the stamp of each file.
     """
@@ -159,7 +159,7 @@ def _read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, found: str) -> None:
-    """Write a file of the cache directory. Keep only the newest MOST_KEPT files of its folder. Raises OSError."""
+    """Write a file of the cache directory. In the file's folder, keep only the newest MOST_KEPT files. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with written_aside(path) as file:
         file.write(found.encode())
@@ -175,7 +175,7 @@ PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")
 def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
     """Return the file of `user/repo[:quant]`. If it is not cached, download it with a progress bar.
 
-    file: the path of a file in the repository. If it is given, the quantization is not used.
+    file: the path of a file in the repository. If `file` is given, the quantization in `name` is not used.
 
     Raises ModelError.
     """
@@ -200,8 +200,8 @@ def fetch_hub(name: str, offline: bool = False, file: str = "") -> Path:
 def choose(files: list[str], quantisation: str, name: str) -> str:
     """Return the file to fetch: the first file with the given quantization.
 
-    Without a given quantization, try those in PREFERRED, in this order. If there is none of them, return the first model.
-    Raises ModelError if the repository has no such file.
+    Without a given quantization, try those in PREFERRED, in this order. If no file has a quantization of PREFERRED, return
+    the first model. Raises ModelError if the repository has no such file.
     """
     models = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     for wanted in [quantisation] if quantisation else PREFERRED:
@@ -246,7 +246,7 @@ class Packaged:
     package: the package, with its version.
     size: the wheel's size.
     digest: the SHA-256 of the GGUF, in hex.
-    wheel: the SHA-256 of the wheel, if `convert` is set. It is checked before `convert` reads the wheel.
+    wheel: the SHA-256 of the wheel, if `convert` is set. The wheel is checked before `convert` reads it.
     convert: creates the GGUF from the wheel; None if the wheel contains the GGUF.
     language: the language of an embedding model for one language only; empty for other models.
     adds: a phrase for the user that says what the model improves.

@@ -4,12 +4,13 @@
                          \\    \\    \\      \\
     head           token  1    2    3 ... n-1 | n
 
-The head reads each token together with the last hidden state of the token before it. The served model computes these states,
-and they are kept until the head has read them. With a drafted token (n), it reads a state that it computed itself.
+The head reads each token together with the last hidden state of the token before it. The served model computes these hidden
+states. They are kept until the head has read them. With a drafted token (n), the head reads a state that the head itself
+computed.
 
 Like a draft model, the head has KV of its own, with a sequence for each slot. If the served model does not compute a prefix,
-because its KV is restored or shared, the states of the prefix may be missing. Then the head's KV starts after the prefix.
-This can make drafts worse, but changes no answer.
+because its KV is restored or shared, the states of the prefix may be missing. If the states of a prefix are missing, the
+head's KV starts after the prefix. A head without KV of the prefix may draft worse, but this changes no answer.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Trail:
         return (self.stop - self.start) * (self.pieces[0][1].strides[0] if self.pieces else 0)
 
     def append(self, start: int, tokens: np.ndarray, states: np.ndarray) -> None:
-        """Add computed tokens at position `start`. Drop the trail's tokens from there on: they were not accepted.
+        """Add computed tokens at position `start`.
+
+        Drop the tokens that the trail already has from `start` on: they were not accepted.
 
         If there is a gap between the trail and `start`, the trail drops all its earlier tokens.
         """
@@ -105,7 +108,7 @@ class Trail:
             self.start += len(self.pieces.popleft()[0])
 
     def states(self, start: int, stop: int) -> np.ndarray:
-        """Return the states of positions [start, stop). The trail must have all of them."""
+        """Return the states of positions [start, stop). The trail must have the states of all these positions."""
         found, at = [], self.start
         for tokens, states in self.pieces:
             if at + len(tokens) > start and at < stop:
@@ -114,7 +117,10 @@ class Trail:
         return np.concatenate(found)
 
     def goes_on_from(self, other: Trail, tokens: np.ndarray) -> bool:
-        """Prepend the states of another trail, if it has `tokens` up to this trail's start. Return whether it has them."""
+        """Prepend the states of another trail, if it has `tokens` up to this trail's start.
+
+        Return whether the other trail has these tokens.
+        """
         if not (other.pieces and other.start < self.start <= other.stop):
             return False
         theirs = np.concatenate([piece for piece, _ in other.pieces])[: self.start - other.start]
@@ -130,7 +136,7 @@ class Trail:
 class MultiTokenHead(DraftModel):
     """A `Drafter` that uses the served model's last hidden states.
 
-    served: the runner that computes these states.
+    served: the runner of the served model, which computes the hidden states.
     """
 
     def __init__(self, context: Context, served: Runner, *, num_slots: int) -> None:
@@ -243,8 +249,8 @@ class MultiTokenHead(DraftModel):
     def _states_for(self, span: Span) -> np.ndarray:
         """Return the states that the head reads with the tokens of a span.
 
-        For a drafted token, this is the head's own state. For other tokens, it is the served model's state of the token
-        before. If this state is unknown, it is zeros, as in llama.cpp.
+        With a drafted token, the head reads its own state. With any other token, the head reads the served model's state of
+        the token before. A state of the served model that is unknown is replaced by zeros, as in llama.cpp.
         """
         trail = self._trails[self._kept[span.sequence].request]
         if span.start > trail.stop:
@@ -274,6 +280,6 @@ def head_settings(settings: ContextSettings, num_slots: int) -> ContextSettings:
 
 
 def _share(model: Model) -> float:
-    """Return the number of weights that a step of the head reads (a layer and the output) as a share of all weights."""
+    """Return the share of all weights that a step of the head reads: the weights of one layer and of the output."""
     layer = model.num_layer_parameters / (model.num_layers + model.num_heads)
     return min((layer + model.num_vocab * model.width) / max(model.num_parameters, 1), 1.0)

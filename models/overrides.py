@@ -164,7 +164,7 @@ class RopeScaling:
 
     kind: none, linear or yarn.
     base: the base of the frequencies.
-    scale: the factor of the frequencies, such as 0.25 to make the context four times as long.
+    scale: the number by which the frequencies are multiplied, such as 0.25 to make the context four times as long.
     original: the number of tokens that the model was trained for before YaRN extended its context.
     ext_factor, attn_factor, beta_fast, beta_slow: parameters of YaRN.
     """

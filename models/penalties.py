@@ -1,4 +1,7 @@
-"""Penalties for repetition. They read only the last tokens, so their time does not grow with context or vocabulary."""
+"""Penalties for repetition.
+
+Penalties read only the last tokens, so their time does not grow with the context or the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class Logits(Protocol):
         ...
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in `values`. Return two arrays: their indices in `values` and in `tokens`."""
+        """Find which of `tokens` (sorted) are in `values`.
+
+        Return two arrays: the indices of the found tokens in `values`, and their indices in `tokens`.
+        """
         ...
 
 
@@ -145,7 +151,7 @@ class Breakers:
 
 
 def repeated(tokens: np.ndarray) -> np.ndarray:
-    """Return, for each token but the last, the length of the longest sequence that ends there and also ends `tokens`.
+    """Return, for each token but the last, how many tokens up to and including it equal the last tokens of `tokens`.
 
     Shape: (tokens - 1,).
     """
@@ -163,7 +169,8 @@ def repeated(tokens: np.ndarray) -> np.ndarray:
 def grown(lengths: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Return `repeated(tokens)`, computed from its earlier result.
 
-    lengths: the result before the last token was added. Since then, `tokens` may have lost its oldest token.
+    lengths: the result before the last token was added. When the last token was added, `tokens` may have lost its oldest
+    token.
     """
     longer = np.concatenate((np.zeros(1, np.int32), lengths))[-(len(tokens) - 1) :] + 1
     longer[tokens[:-1] != tokens[-1]] = 0

@@ -40,7 +40,9 @@ LAYOUTS = {b"repacked": True, b"plain": False}
 
 
 def is_faster_repacked(path: Path, threads: int, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Return whether a turn takes clearly less time with repacked weights. The times are stored for later starts.
+    """Return whether a prompt and its answer take clearly less time with repacked weights.
+
+    The times are stored for later starts.
 
     goes_on: called ten times a second. Once it returns False, the result is False, and no times are stored.
 

@@ -1,10 +1,10 @@
 """Moves the keys of cached tokens to other positions, and tests whether that is exact.
 
-Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. They do
-not turn V. So a run is moved by turning its keys by the angles of the distance. The angles of one position are measured in
-the model itself, from the keys of one token at positions 0, 1, 2, 4, 8, ... The key at each further position determines the
-angles twice as exactly. So the angles include everything that affects them: base, scale, factors in a tensor, and YaRN.
-Layers may have different angles, or no rotation.
+Rotary embeddings (Su et al. 2021, RoFormer) turn pairs of a key's numbers by angles that grow with the position. Rotary
+embeddings do not turn V. A run is therefore moved by turning its keys by the angles of the distance. The angles of one
+position are measured in the model itself, from the keys of one token at positions 0, 1, 2, 4, 8, ... The key at each further
+position determines the angles twice as exactly. The measured angles include everything that affects the rotation: base,
+scale, factors in a tensor, and YaRN. Layers may have different angles, or no rotation.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Rope:
 
     head: the size of a head, in numbers.
     turned: how many numbers of a head are rotated, starting with the first.
-    neighbours: adjacent numbers are a pair. Otherwise, each number in the first half of the rotated numbers is paired with
-    the number at the same place in the second half.
+    neighbours: adjacent numbers are a pair. If `neighbours` is false, each number in the first half of the rotated numbers
+    is paired with the number at the same place in the second half.
     """
 
     head: int

@@ -27,11 +27,11 @@ from .sampling import Sampler
 
 
 class Interrupt:
-    """Aborts batches. It must be armed, and acts from a call of `set` until a call of `clear`.
+    """Aborts batches. An interrupt must be armed, and acts from a call of `set` until a call of `clear`.
 
     Between any two operations of its graph, llama.cpp calls a callback, which returns whether to abort. A Python callback
-    would wait for Python's global lock a thousand times per batch. So the callback is the C library's `strlen`. It gets a
-    string that is empty until `set` is called.
+    would wait for Python's global lock a thousand times per batch. The callback is therefore the C library's `strlen`.
+    `strlen` gets a string that is empty until `set` is called.
     """
 
     def __init__(self, context: Context, flag: ctypes.Array[ctypes.c_char] | None = None) -> None:
@@ -40,7 +40,10 @@ class Interrupt:
         self._callback = ctypes.cast(ctypes.CDLL(None).strlen, llama.ggml_abort_callback)
 
     def on(self, context: Context) -> Interrupt:
-        """Return an interrupt for another context. A call of `set` on either one aborts the batches of both contexts."""
+        """Return an interrupt for another context.
+
+        A call of `set` on either interrupt aborts the batches of both contexts.
+        """
         return Interrupt(context, self._flag)
 
     def set(self) -> None:
@@ -71,15 +74,15 @@ NOTHING = np.empty(0, np.uint8)
 class States:
     """Copies runs and recurrent states. A run is the KV of one node of the prefix tree: a range of positions.
 
-    llama.cpp can save only whole sequences. So a run is first copied to the scratch sequence, and then this sequence is
-    saved.
+    llama.cpp can save only whole sequences. A run is saved in two steps: the run is copied to the scratch sequence, and the
+    scratch sequence is saved.
 
     In a hybrid model, a run is the KV of the attention layers, and a snapshot is the recurrent state alone. If the layout of
     the states is unknown, a snapshot is the whole state, and runs are empty. An example is a model that has both a sliding
     window and recurrent layers.
 
-    With a sliding window, llama.cpp does not save the cells that the window has passed. But if a sequence is no longer than
-    the window, all its cells are saved. So a run is saved in pieces of at most this length, which are then joined.
+    With a sliding window, llama.cpp does not save the cells that the window has passed. If a sequence fits into the window,
+    all its cells are saved. A run is therefore saved in pieces that fit into the window, and these pieces are joined.
     """
 
     def __init__(self, context: Context) -> None:
@@ -160,7 +163,7 @@ class States:
         return join(pieces, start, stop, num_parts=self._num_parts)
 
     def _saved_piece(self, sequence: int, start: int, stop: int) -> np.ndarray:
-        """Return a run that is no longer than the window."""
+        """Return the run at positions [start, stop). With a sliding window, the run must not be longer than the window."""
         memory, scratch = self._context.memory, self._context.scratch
         llama.llama_memory_seq_cp(memory, sequence, scratch, start, stop)
         if self._stateless is not None:  # `seq_cp` has also copied the recurrent state
@@ -187,7 +190,7 @@ class States:
         llama.llama_memory_seq_rm(memory, scratch, 0, ALL)
 
     def snap(self, sequence: int, copy: HostCopy) -> None:
-        """Copy the current state of a sequence: the recurrent part, or the whole state if runs are empty."""
+        """Copy a sequence's current state: the whole state if this model's runs are empty, else the recurrent part."""
         copy.data = self._copy(sequence, RECURRENT if self._has_runs else WHOLE)
 
     def load(self, copy: HostCopy, sequence: int) -> None:
@@ -195,7 +198,10 @@ class States:
         self._put_back(copy, data_of(copy), sequence, RECURRENT if self._has_runs else WHOLE)
 
     def _put_back(self, copy: HostCopy, data: np.ndarray, sequence: int, flags: int) -> None:
-        """Load the data of a copy into a sequence. If this fails, drop the data, so that no later step uses it again."""
+        """Load the data of a copy into a sequence.
+
+        If the load fails, drop the data, so that no later step uses the data again.
+        """
         try:
             self._set(data, sequence, flags)
         except RunnerError:
@@ -221,7 +227,7 @@ class States:
 
 
 def data_of(copy: HostCopy) -> np.ndarray:
-    """Return the bytes of a finished copy. Raises RunnerError if the copy has none."""
+    """Return the bytes of a finished copy. Raises RunnerError if the copy has no bytes."""
     if copy.data is None:
         raise RunnerError(f"the copy of positions {copy.start} to {copy.stop} was never made")
     return copy.data
@@ -248,10 +254,10 @@ class Runner:
         """Apply the plan's operations, compute its spans, and return one sampled token for each span with `logits`.
 
         samplers: the samplers of these spans' requests, by request id. If several tokens of a draft are accepted, only the
-        first one is returned. `Sampler.take_further` returns the others.
+        first one is returned. `Sampler.take_further` returns the accepted tokens after the first one.
 
-        Raises NoRoom, Interrupted and RunnerError. If it raises NoRoom or Interrupted, all operations are done and no span
-        is computed.
+        Raises NoRoom, Interrupted and RunnerError. If `run` raises NoRoom or Interrupted, all operations are done and no
+        span is computed.
         """
         for operation in plan.operations:
             self.apply(operation)
@@ -325,7 +331,10 @@ class Runner:
         self._applied = NO_ADAPTERS
 
     def warm_up(self) -> bool:
-        """Compute a few tokens, to allocate memory before the first request. Return whether KV can move to host memory."""
+        """Compute a few tokens, to allocate memory before the first request.
+
+        The warm-up also finds out whether KV can move to host memory. Return whether it can.
+        """
         copy = HostCopy(0, WARM_UP)
         self.compute_zeros(0, WARM_UP)
         can_move = self.context.model.can_trim
@@ -379,8 +388,8 @@ class Runner:
     def goes_back(self) -> bool:
         """Return whether a sequence continues correctly after its last tokens were cut off.
 
-        It must continue like a sequence that never had these tokens. llama.cpp promises this for all its models with
-        recurrent layers that support a rollback, but not all of them were tested here.
+        The sequence must continue like one that never had the cut tokens. llama.cpp promises correct rollbacks for all
+        models with recurrent layers for which it supports them, but not all of these models were tested here.
         """
         num_tokens = 1 + int(self.context.rollback)
         text = np.arange(1, num_tokens + 1, dtype=np.int32) * (self.context.model.num_vocab // (num_tokens + 1))
@@ -397,7 +406,7 @@ class Runner:
         return bool(np.abs(found - expected).max() <= NEAR * np.ptp(expected))
 
     def _next_logits(self, sequence: int, text: np.ndarray) -> np.ndarray:
-        """Return the logits after the last token of a text. The sequence must have all tokens before this token."""
+        """Return the logits after the last token of a text. The sequence must have all tokens of `text` but the last."""
         self._try(Span(0, sequence, len(text) - 1, text[-1:], logits=True))
         return self.logits(1)[0].copy()
 
@@ -472,7 +481,10 @@ class Runner:
         return llama.llama_memory_seq_rm(self.context.memory, sequence, start, stop)
 
     def logits(self, num_rows: int) -> np.ndarray:
-        """Return the last batch's logits, (rows with logits, vocabulary), float32. The next batch overwrites them."""
+        """Return the last batch's logits, (rows with logits, vocabulary), float32.
+
+        The next batch overwrites the returned logits.
+        """
         pointer = llama.llama_get_logits(self.context.handle)
         return np.ctypeslib.as_array(pointer, (num_rows, self.context.model.num_vocab))
 

@@ -29,7 +29,7 @@ class LogitsRow:
         self.values = values
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Logits`. All of `tokens` are in `values`, and the index there is the token's id."""
+        """See `Logits`. Here `values` has the logits of the whole vocabulary, so a token's index in it is the token's id."""
         return tokens, np.arange(len(tokens))
 
 
@@ -64,7 +64,10 @@ class TokenList:
         return self.left["logit"]
 
     def places(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find which of `tokens` (sorted) are in the list. Return two arrays: their indices in the list and in `tokens`."""
+        """Find which of `tokens` (sorted) are in the list.
+
+        Return two arrays: the indices of the found tokens in the list, and their indices in `tokens`.
+        """
         ids = self.left["id"]
         nearest = np.minimum(np.searchsorted(tokens, ids), max(len(tokens) - 1, 0))
         places = np.flatnonzero(tokens[nearest] == ids) if len(tokens) else np.zeros(0, np.intp)
@@ -197,7 +200,7 @@ class Logprobs:
 
     @classmethod
     def unknown(cls, token: int) -> Logprobs:
-        """Return the logprobs of a prompt's first token. They are NaN, since no token precedes it."""
+        """Return the logprobs of a prompt's first token. The first token's logprob is NaN, since no token precedes it."""
         return cls(token, np.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
 
     @classmethod
@@ -243,7 +246,7 @@ class Sampler:
         self._needs_list = bool(self._between) or asks or self._sorts or sampling.typical_p < 1  # needs finite logits
 
     def _make(self, model: Model, sampling: Sampling) -> None:
-        """Create the steps in the order of the request."""
+        """Create the steps of sampling, in the order of the request's samplers."""
         if sampling.mirostat:
             self._last = chain_of(mirostat(model, sampling))
             return
@@ -286,13 +289,14 @@ class Sampler:
         return token
 
     def choose_along(self, draft: np.ndarray, rows: np.ndarray, context: llama.llama_context_p, index: int) -> int:
-        """Return the next token. Also choose the tokens after it, as long as the choices equal the draft.
+        """Return the next token. Choose further tokens as long as the chosen tokens equal the draft.
 
         `take_further` returns the tokens after the first one. Choosing stops before a forced token, which needs no logits,
         and after `ALONG` seconds.
 
         draft: (tokens,), int32.
-        rows: the logits before the draft and after each of its tokens: the batch rows from `index` on.
+        rows: the logits before the draft, and the logits after each token of the draft. They are the rows of the batch from
+        `index` on.
         """
         until = perf_counter() + ALONG
         first = token = self.choose(rows[0], context, index)
@@ -363,7 +367,10 @@ class Sampler:
         return token
 
     def _end_answer(self) -> int:
-        """Return the token that ends the answer. Its probability is 1, since all other tokens are forbidden."""
+        """Return the token that ends the answer.
+
+        The probability of this token is 1, since all other tokens are forbidden.
+        """
         self._logprobs = Logprobs.certain(self._end) if self._most is not None else None
         return self._end
 
@@ -373,7 +380,7 @@ class Sampler:
         return logprobs
 
     def prime(self, prompt: np.ndarray) -> None:
-        """Start an answer. Penalties also count the last tokens (int32) of the prompt, as in llama-server."""
+        """Start an answer. Penalties will also count the last tokens (int32) of the prompt, as in llama-server."""
         self._count(prompt)
         if self._grammar is not None:
             self.constraint = self._grammar.start(fast_forward=self._most is None)
@@ -391,7 +398,7 @@ class Sampler:
     def _next_forced(self) -> list[int]:
         """Return the tokens that the grammar forces; if there are none, the tokens that must end reasoning now.
 
-        More forced tokens may follow, so call this until it returns none.
+        More forced tokens may follow the returned tokens, so call this function until it returns none.
         """
         forced = [] if self.constraint is None else self.constraint.take_forced()
         self._watch(forced)

@@ -37,7 +37,7 @@ BREAKERS = ("\n", ":", '"', "*")
 class Parameter:
     """A parameter that is a number.
 
-    least, most: its range.
+    least, most: the bounds of the number.
     is_strict: refuse a number outside the range, instead of taking the nearest number in it.
     """
 
@@ -62,7 +62,7 @@ def number(
     """Declare a parameter.
 
     flags: the flags of the parameter. By default, the field's name becomes its only flag.
-    least: the lower bound. By default, this is 0 for an int, and there is none for a float.
+    least: the lower bound. By default, an int has the lower bound 0, and a float has none.
     """
     if least is None:
         least = 0 if isinstance(default, int) else -FLOAT
@@ -73,7 +73,10 @@ def number(
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The parameters that are numbers, named as in requests. A request has them as fields, a server has them as settings."""
+    """The parameters that are numbers, named as in requests.
+
+    Each number is a field of a request, and a setting of the server.
+    """
 
     temperature: float = number(0.8, "0: the most probable token", "--temp", "--temperature", least=0.0)
     dynatemp_range: float = number(0.0, "how far the entropy moves the temperature")
@@ -129,14 +132,17 @@ class Sampling(Numbers):
     reasoning: ReasoningLimit | None = None  # how long the answer's reasoning may be
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with these values. A number outside its range becomes the nearest number in the range."""
+        """Return a copy of the parameters, with the given values in place of the old ones.
+
+        A number outside its range becomes the nearest number in the range.
+        """
         taken = dict(values)
         for name in values.keys() & NUMBERS.keys():
             taken[name] = NUMBERS[name].nearest(values[name])
         return replace(self, **taken)
 
     def varied(self, choice: int) -> Self:
-        """Return the parameters for one of several answers. Each gets another seed, so that the answers differ."""
+        """Return the parameters for one of several answers. Each answer gets another seed, so that the answers differ."""
         return self if self.seed in (-1, RANDOM) or not choice else replace(self, seed=(self.seed + choice) % RANDOM)
 
     def seeded(self) -> Self:
@@ -156,7 +162,10 @@ class Sampling(Numbers):
 
     @property
     def keeps_best(self) -> bool:
-        """Whether sampling always chooses the token with the best logit. Penalties and biases change logits before this."""
+        """Whether sampling always chooses the token with the best logit.
+
+        Penalties and biases may change the logits, and so the best token, before sampling chooses.
+        """
         if self.temperature > 0 or self.dynatemp_range > 0 or "temperature" not in self.samplers:
             return False
         may_drop = {

@@ -1,8 +1,9 @@
 """Learns, by rendering, which shapes of histories a chat template accepts, and rewrites histories for it.
 
-Programs send histories that many templates refuse, or from which templates silently omit a text. A history in a shape that
-the template shows stays as it is. Any other history is rewritten. Where a text is put depends only on the messages before
-it. So each turn's prompt starts with the prompt of the previous turn.
+Programs send histories that many templates refuse, or from which templates silently omit a text. A history stays as it is if
+the template shows all texts of a history of this shape. A history of a shape that the template refuses, or shows only in
+part, is rewritten. The place of a text in a rewritten history depends only on the messages before the text. The prompt of
+each turn therefore starts with the prompt of the previous turn.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Shapes:
         return (before, role) not in self.refused
 
     def take(self, said: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a history in a shape that the template accepts. If its own shape is accepted, return it unchanged."""
+        """Return a history in a shape that the template accepts.
+
+        If the template accepts the history as it is, return it unchanged.
+        """
         if not self.takes_ids:
             said = list(map(_with_short_ids, said))
         if not self.refused:
@@ -81,7 +85,10 @@ class _Call:
 
 
 class _Waiting:
-    """Tool calls, in order, that wait for their result or for an answer that has no other call."""
+    """Tool calls, in order, that wait for their result or for an answer of their own.
+
+    Calls wait for answers if the template accepts only one call per answer.
+    """
 
     def __init__(self, calls: Sequence[_Call] = ()) -> None:
         self._calls: list[_Call | None] = list(calls)
@@ -159,7 +166,11 @@ class _History:
         return self._messages
 
     def _add_system(self, message: TemplateMessage) -> None:
-        """Add a system message. If the template refuses it here, add its text to the last message or a new user message."""
+        """Add a system message.
+
+        If the template refuses a system message at this place, add the message's text to the last message or to a new user
+        message.
+        """
         before = self._before
         if self._is_front and self._messages and (before == "user" or not self._takes("front", "system")):
             self._join(message, PARAGRAPH)
@@ -231,7 +242,10 @@ class _History:
             self._add_user(replace(_wrapped(message, _RESULT), fields={}))
 
     def _close(self, role: str) -> None:
-        """End all open calls before a message of this role. If the template needs results there, add one for each call."""
+        """End all open calls before a message of this role.
+
+        If the template requires a result between a call and a message of this role, add a result for each open call.
+        """
         self._answer_later()
         if self._open:
             if not self._takes("call", role):
@@ -314,7 +328,10 @@ def _id_of(id: object) -> str:
 
 
 def _with_short_ids(message: TemplateMessage) -> TemplateMessage:
-    """Return a message in which each call id is nine letters or digits. A hash replaces ids of another form."""
+    """Return a message in which each call id is nine letters or digits.
+
+    A call id of any other form is replaced by its hash.
+    """
     fields = dict(message.fields)
     if calls := _list_of_calls(message):
         fields["tool_calls"] = [_with_short_id(call, number) for number, call in enumerate(calls)]
@@ -389,7 +406,8 @@ TRIALS: Mapping[Neighbours, tuple[str, ...]] = {
 def learn_shapes(render: Render) -> Shapes:
     """Find out which pairs of neighbouring messages have to be rewritten for a template.
 
-    The template refuses such a pair, or omits or moves its texts, but shows more texts once the pair is rewritten.
+    A pair must be rewritten if the template refuses it, or omits or moves its texts, but shows more texts once the pair is
+    rewritten.
     """
     shapes = Shapes(shows_calls=_num_shown(Shapes(), render, _CALLS) > 0)
     shapes = replace(shapes, shows_both=_num_shown(shapes, render, _BOTH) == len(_BOTH))
@@ -405,14 +423,14 @@ def _better(shapes: Shapes, rewritten: Shapes, render: Render, trials: Sequence[
 
 
 def _num_shown(shapes: Shapes, render: Render, trials: Sequence[str]) -> int:
-    """Count the renderings of trials in which a template shows all texts."""
+    """Count the renderings of `trials` in which a template shows all texts of the trial."""
     return sum(_shows(shapes, render, trial, tools) for trial in trials for tools in _tools(trial))
 
 
 def _tools(trial: str) -> Sequence[Tools | None]:
-    """Return the tools for each rendering of a trial.
+    """A trial is rendered once or twice. Return the tools for each rendering.
 
-    A trial with calls is rendered once, with tools. Any other trial is rendered twice: with tools, and without.
+    A trial with calls is rendered once, with tools. A trial without calls is rendered twice: with tools, and without.
     """
     return ([_TOOL],) if _CALLED.intersection(trial) else ([_TOOL], None)
 
@@ -420,8 +438,9 @@ def _tools(trial: str) -> Sequence[Tools | None]:
 def _shows(shapes: Shapes, render: Render, trial: str, tools: Tools | None) -> bool:
     """Return whether a template shows all texts of a trial, in order.
 
-    The order does not matter if an answer has several texts: content and a call, or two calls. If a system message is not
-    at the start, the template must write the same text before the first message as it does without the system message.
+    The order does not matter if an answer has several texts: content and a call, or two calls. If a trial has a system
+    message that is not at the start, the template must write the same text before the first message as it does without the
+    system message.
     """
     said, words = _trial(trial, shapes.shows_calls)
     shown = render(shapes.take(said), tools)

@@ -18,12 +18,13 @@ NO_DEVICE = "none"  # the value of --device
 class Split:
     """A choice of devices, and how a model is split among them.
 
-    names: ggml's names of the devices. Empty: all remote GPUs (RPC), and this machine's GPUs. Integrated GPUs are left out
-    if the machine has another GPU.
+    names: ggml's names of the devices. If no names are given, all remote GPUs (RPC) and this machine's GPUs are used.
+    Integrated GPUs are left out if the machine has another GPU.
     is_off: use no device.
     mode: "layer": each device has some layers; "none": one device has all layers; "row": each device has rows of all large
     matrices.
-    shares: each device's share of the layers or rows, in any unit. Empty: the free memory of each device.
+    shares: each device's share of the layers or rows, in any unit. If no shares are given, each device's share is its free
+    memory.
     main: the index of the main device among the devices, for the modes none and row.
     """
 
@@ -51,9 +52,10 @@ class Split:
         return remote + ([device for device in own if device.kind == "GPU"] or own)
 
     def place(self, params: llama.llama_model_params) -> Sequence[ctypes.Array]:
-        """Set those parameters of a model that concern devices.
+        """Write this choice of devices into the parameters with which a model is loaded.
 
-        Return the arrays that the parameters point to. They must live as long as a load may use the parameters.
+        Return the arrays that the parameters point to. The caller must keep these arrays as long as a load may use the
+        parameters.
         """
         arrays: list[ctypes.Array] = []
         if used := self.devices():  # without devices, llama.cpp would look for a main device
@@ -96,7 +98,7 @@ def _named(found: Sequence[Device]) -> str:
 def _free_memory(used: Sequence[Device]) -> list[float]:
     """Return llama.cpp's default for `shares`: the free memory of each device.
 
-    The default is set explicitly when a model is created, so that weights that are loaded again go to the same devices.
+    When a model is created, this default is set explicitly. Weights that are loaded again then go to the same devices.
     Return [] for a single device, or if a device does not report its free memory.
     """
     return [float(device.free) for device in used] if len(used) > 1 and all(device.free for device in used) else []

@@ -28,7 +28,8 @@ class TemplateFeatures:
 
     parts: each content must be a list of parts, even if it is only text.
     takes_lists: a content may be a list.
-    text_arguments: a tool call's arguments must be JSON text, as in the API. Otherwise they are an object, as in training.
+    text_arguments: a tool call's arguments must be JSON text, as in the API. If `text_arguments` is false, the arguments are
+    an object, as in the training of models.
     nones: without tools or documents, `tools` and `documents` must be None instead of undefined.
     thinking_part: reasoning must be a part of the content, of type thinking.
     thinks_or_says: a message with calls must not have both reasoning and content.
@@ -93,7 +94,10 @@ _ID = "trial0000"  # some templates require nine letters or digits
 
 
 def learn(render: Render) -> TemplateFeatures:
-    """Find a template's features in steps. Each step renders trials with several features, and keeps one that works."""
+    """Find a template's features in steps.
+
+    Each step renders trials with several values of a feature, and keeps a value that works.
+    """
     features = _learn_contents(render)
     for step in (_learn_lists, _learn_arguments, _learn_reasoning, _learn_results, _learn_thinking):
         features = step(features, render)
@@ -101,7 +105,7 @@ def learn(render: Render) -> TemplateFeatures:
 
 
 def _learn_contents(render: Render) -> TemplateFeatures:
-    """Try the forms of a user's content in turn. Return the first one whose text the template shows."""
+    """Try the forms of a user's content in turn. Return the features for the first form whose text the template shows."""
     candidates = [TemplateFeatures(parts=parts, nones=nones) for parts in (False, True) for nones in (True, False)]
     message = {"role": "user", "content": "needle"}
     return next((features for features in candidates if "needle" in render(features, [message], False)), TemplateFeatures())
@@ -114,7 +118,7 @@ def _learn_lists(features: TemplateFeatures, render: Render) -> TemplateFeatures
 
 
 def _learn_arguments(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether a tool call's arguments must be text, since the template omits an object or prints it as Python does."""
+    """Learn whether a tool call's arguments must be text. Some templates omit an object, or print it as Python does."""
 
     as_object, as_text = (
         render(replace(features, text_arguments=is_text), [_call({"needle": 1})], False) for is_text in (False, True)
@@ -136,7 +140,10 @@ def _learn_reasoning(features: TemplateFeatures, render: Render) -> TemplateFeat
 
 
 def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the text before a tool's result changes if the result is moved into the message with the call."""
+    """Learn whether a tool's result must be in the message with the call.
+
+    The result must be there if moving it changes the text that the template writes before it.
+    """
     messages = [_QUESTION, _call("{}"), {"role": "tool", "tool_call_id": _ID, "content": "needle"}]
     joined = replace(features, tool_responses=True)
     as_joined, as_message = (render(one, messages, False).partition("needle") for one in (joined, features))
@@ -144,7 +151,10 @@ def _learn_results(features: TemplateFeatures, render: Render) -> TemplateFeatur
 
 
 def _learn_thinking(features: TemplateFeatures, render: Render) -> TemplateFeatures:
-    """Learn whether the model reasons: whether its template shows reasoning, or ends a prompt differently if it is on."""
+    """Learn whether the model reasons.
+
+    A model reasons if its template shows reasoning, or if a prompt ends differently with reasoning switched on.
+    """
     answer = {"role": "assistant", "content": "answer", "reasoning_content": "needle"}
     shows = "needle" in render(features, [_QUESTION, answer], False)
     thinking = replace(features, thinks=True)
@@ -173,7 +183,10 @@ def _with_arguments(call: object, read: Callable[[object], object]) -> object:
 
 
 def _with_tool_responses(shown: Sequence[Shown]) -> list[Shown]:
-    """Move the results of tools, and the content of the answer after them, into the message with the calls."""
+    """Move results of tools into the message with the calls.
+
+    If an answer follows the results, move the answer's content into this message, too.
+    """
     joined: list[Shown] = []
     names: dict[str, object] = {}
     responses: list[Shown] = []
@@ -247,7 +260,7 @@ class ChatTemplate:
     digest: the SHA-256 of the text.
     bos, eos: the texts of these tokens.
     controls: the spellings of the tokens that only a template may write.
-    between: called every few milliseconds while rendering. An exception from it ends the rendering.
+    between: called every few milliseconds while rendering. An exception from `between` ends the rendering.
 
     Raises TemplateError, with the line of the error, if the source is not Jinja.
     """
@@ -309,9 +322,10 @@ class ChatTemplate:
         """Render a conversation. The joined pieces are the template's output.
 
         The template renders the conversation twice: as it is, and with placeholders. Each content has a placeholder, and so
-        does any other text of a client that contains or may complete a special token. In the result, each of these texts is
-        a piece, in the form in which the template shows it: unchanged, trimmed, without its reasoning, or quoted for JSON.
-        If the template changes a text in another way, all texts are inserted unchanged.
+        does any other text of a client that contains or may complete a special token. In the result, each text that has a
+        placeholder is a piece, in the form in which the template shows the text: unchanged, trimmed, without its reasoning,
+        or quoted for JSON. If the template changes a text in a way that is not listed here, all texts are inserted
+        unchanged.
 
         variables: further variables of the template.
 
@@ -340,8 +354,9 @@ class ChatTemplate:
     ) -> list[TextPiece]:
         """Render a conversation up to the end of its last message, which is an answer that the model is to continue.
 
-        The last piece is the answer so far: its content or, if it has no content yet, its reasoning. If it has neither, the
-        answer has no piece. Raises TemplateError, also if reasoning is to be continued and the template shows none.
+        The last piece is the answer so far: its content or, if it has no content yet, its reasoning. An answer with neither
+        content nor reasoning has no piece. Raises TemplateError, also if reasoning is to be continued and the template shows
+        none.
         """
         *before, last = messages
         content = prefilled_content(last, f"messages[{len(before)}].content")
@@ -379,7 +394,7 @@ class ChatTemplate:
         return self._template.render(variables, self.between)
 
     def _try(self, features: TemplateFeatures, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Render messages to learn features. Return "" if the template refuses them."""
+        """Render messages to learn features. Return "" if the template refuses the messages."""
         settings = self._variables({}, None, features) | {"add_generation_prompt": add_generation_prompt}
         try:
             return self._render(settings, read_messages(messages, features.takes_lists), Unmarked(), features)
@@ -387,7 +402,7 @@ class ChatTemplate:
             return ""
 
     def _try_shape(self, said: Sequence[TemplateMessage], tools: Tools | None) -> str:
-        """Render a history to learn which histories the template accepts. Return "" if the template refuses it."""
+        """Render a history to learn which histories the template accepts. Return "" if the template refuses the history."""
         prompts = not said or said[-1].role != "assistant" or bool(said[-1].fields.get("tool_calls"))
         settings = self._variables({}, tools, self._features) | {"add_generation_prompt": prompts}
         try:
@@ -402,5 +417,8 @@ def _opens_reasoning(pieces: Sequence[TextPiece]) -> bool:
 
 
 def _untrimmed(shown: str, content: str) -> str:
-    """Return what a template shows of a content, but with the content's own trailing blanks: the answer follows them."""
+    """Return what a template shows of a content, but with the content's own trailing blanks.
+
+    The rest of the answer will follow these blanks.
+    """
     return content if shown.strip() == content.strip() else shown.rstrip() + content[len(content.rstrip()) :]

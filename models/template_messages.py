@@ -1,4 +1,7 @@
-"""The messages of a chat in a common form. For each template, they are converted to the form that it expects."""
+"""The messages of a chat in a common form.
+
+For each template, the messages are converted to the form that the template expects.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class TemplateMessage:
 
     at: the index of the message among the client's messages.
     runs: the content, one run for each part.
-    is_list: the template gets the parts as a list. Otherwise there is at most one part.
+    is_list: the template gets the parts as a list. If `is_list` is false, there is at most one part.
     reasoning: the reasoning of an earlier answer.
     fields: the other fields of the message.
     """
@@ -41,7 +44,8 @@ class TemplateMessage:
 def read_messages(messages: Sequence[Message], takes_lists: bool) -> list[TemplateMessage]:
     """Return the messages in the common form. The role `developer` becomes `system`.
 
-    takes_lists: keep a list of parts, which the template joins itself. Otherwise, join the parts with line ends.
+    takes_lists: keep a list of parts, which the template joins itself. If `takes_lists` is false, join the parts of a
+    content with line ends.
 
     Raises TemplateError for contents that are not text.
     """
@@ -68,7 +72,9 @@ def _read(at: int, message: Message, takes_lists: bool) -> TemplateMessage:
 
 
 def prefilled_content(message: Message, where: str) -> str:
-    """Return the content of an answer that the model is to continue. Parts become paragraphs, as in llama-server.
+    """Return the content of an answer that the model is to continue.
+
+    Each part of the content becomes a paragraph, as in llama-server.
 
     Raises TemplateError.
     """

@@ -77,7 +77,7 @@ def kept_times(subject: Subject) -> Times | None:
 
 
 def keep_times(subject: Subject, times: Times) -> None:
-    """Store times in the user's cache directory. Without such a directory, they last as long as this process."""
+    """Store times in the user's cache directory. Without a cache directory, the times last as long as this process."""
     place = _place(subject)
     try:
         keep(place, json.dumps(asdict(subject) | {"times": asdict(times)}, indent=1))
@@ -189,7 +189,10 @@ def costs_of(model: Model, *, flash_attention: str, kernel_size: int) -> Costs:
 
 
 def min_rows(model: Model) -> int:
-    """Return the size of the smallest batch that rounds each token as any larger batch does, without flash attention."""
+    """Return the size of the smallest batch that rounds its tokens as all larger batches do.
+
+    Without flash attention, smaller batches round their tokens differently.
+    """
     if model.is_on_device:
         return MIN_ROWS_OF_DEVICE
     return MIN_ROWS_OF_BOTH if model.split.devices() else MIN_ROWS
@@ -218,10 +221,10 @@ def without_contradictions(times: Times) -> Times:
 def timed_costs(costs: Costs, times: Times) -> Costs:
     """Return the costs of a device other than the CPU, from its times. If a time is unknown, its cost stays as it is.
 
-    If one token less than a chunk takes clearly longer than the chunk, the device's attention computes tiles, as on the CPU.
-    Then the times after `depth` tokens give the costs of cells. `apart_from_cells` becomes the number of cells at which the
-    attention of a tile takes as long as one more batch. Saving idle KV costs nothing, since it happens in idle time. So
-    `spill_ns` is only the time to restore it.
+    If a batch of one token less than a chunk takes clearly longer than the chunk, the device's attention computes tiles, as
+    on the CPU. If attention computes tiles, the times after `depth` tokens give the costs of cells. `apart_from_cells`
+    becomes the number of cells at which the attention of a tile takes as long as a batch of one token. Saving idle KV costs
+    nothing, since it happens in idle time. `spill_ns` is therefore only the time to restore idle KV.
     """
     if not times.chunk:  # not timed: at worst a chunk takes as long as its tokens one by one
         return replace(costs, row_ns=1e9 * times.step, token_ns=1e9 * times.step)
@@ -269,8 +272,9 @@ def _with_moves(costs: Costs, times: Times, computed: float) -> Costs:
 def timed_tiles(costs: Costs, times: Times) -> Costs:
     """Return the costs of a CPU from measured times of its tiles. All other costs keep their ratio to `token_ns`.
 
-    A slow model is timed after few tokens, where attention may take less time than the noise of a timing. Then the costs
-    of attention also follow from their assumed ratio to `token_ns`, but with the noise as an upper limit.
+    A slow model is timed with few tokens in the pool, where attention may take less time than the noise of a timing. If
+    attention takes less time than the noise, its costs keep their assumed ratio to `token_ns`, but the noise is their upper
+    limit.
     """
     token, noise = 1e9 * (times.double - times.chunk) / times.chunk_tokens, NOISE * times.chunk
     if token <= 0 or not times.depth or times.chunk_tokens != costs.tile:
@@ -298,13 +302,13 @@ def cpu_costs(model: Model, flash_attention: str, kernel_size: int) -> Costs:
     """Return the assumed costs of a model on a CPU, before the model is timed.
 
     Rounding was measured on real weights. Without flash attention, a single token is rounded differently from a token in a
-    large batch. With K-quants, this is also true of batches of up to seven tokens: logits of about 20 then differ by 1. With
-    flash attention, reuse is never exact, however many tokens are recomputed. So only the last token is recomputed, for its
-    logits.
+    large batch. With K-quants, tokens in batches of up to seven are also rounded differently from tokens in a large batch:
+    logits of about 20 then differ by 1. With flash attention, reuse is never exact, however many tokens are recomputed. With
+    flash attention, only the last token is therefore recomputed, because its logits are needed.
 
-    At 1,024 cells, 63 tokens take 550 ms, but the 64 tokens of a whole tile take 91 ms. A tile attends to the cells of all
-    requests in it. At 4,100 cells, a step of 3 requests with one token each takes 28 ms, and a step of 256 prompt tokens of
-    a fourth request takes 221 ms. One step with all these tokens takes 344 ms.
+    Whole tiles are fast: at 1,024 cells, the 64 tokens of a whole tile take 91 ms, but 63 tokens take 550 ms. A tile attends
+    to the cells of all requests in it. At 4,100 cells, a step of 3 requests with one token each takes 28 ms, and a step of
+    256 prompt tokens of a fourth request takes 221 ms. One step with all 259 tokens of these four requests takes 344 ms.
     """
     cpu = replace(CPU, pass_ns=PASS * model.num_parameters, row_ns=WEIGHT * model.num_parameters)
     width = model.attention_width

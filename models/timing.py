@@ -48,7 +48,7 @@ def chunk_of(context: Context) -> int:
 class Timing:
     """Measures how long work in a context takes, and leaves the pool empty. Nothing else may use the context meanwhile.
 
-    goes_on: called with `doing` before each batch. If it returns False, the timing ends.
+    goes_on: called with `doing` before each batch. If `goes_on` returns False, the timing ends.
     doing: a phrase that describes the timed work, for `goes_on` and the log.
     """
 
@@ -73,7 +73,7 @@ class Timing:
         Return 0 if the pool is too small, or if the model was trained for too few tokens.
 
         chunk: the seconds that a chunk takes.
-        fewest: the least number of these chunks.
+        fewest: a result other than 0 has at least this many chunks.
         """
         size, model, most = self._chunk, self._context.model, self._most
         trained = (model.context_train or most) - 2 * size
@@ -110,10 +110,13 @@ class TileTiming(Timing):
         return self._in_turns(times, depth)
 
     def _in_turns(self, times: Times, depth: int) -> Times:
-        """Measure batches in an empty pool and after `depth` tokens, in several rounds. Add the shortest times to `times`.
+        """Measure batches in an empty pool and after `depth` tokens, in several rounds.
 
-        The time of attention is the difference between these times, a few milliseconds. Within seconds, a machine's speed
-        may change by more than that, so each round times both.
+        Return `times` with the shortest measured times.
+
+        The time of attention is the difference between a batch's times in the empty pool and after `depth` tokens, a few
+        milliseconds. Within seconds, a machine's speed may change by more than this difference, so each round times the
+        empty and the filled pool.
         """
         size, began, turns = self._chunk, perf_counter(), list[dict[str, float]]()
         while len(turns) < TURNS and (not turns or perf_counter() - began < ENOUGH_TURNS):
@@ -125,7 +128,7 @@ class TileTiming(Timing):
         return replace(times, depth=depth, **{name: min(turn[name] for turn in turns) for name in turns[0]})
 
     def _batch(self, size: int, start: int = 0) -> float:
-        """Return the seconds that a batch takes. Free its cells afterwards."""
+        """Return the seconds that a batch takes. Free the batch's cells afterwards."""
         tries: list[float] = []
         while len(tries) < (FEWEST_TRIES if start else 1) or (len(tries) < TRIES and sum(tries) < PATIENCE):
             began = perf_counter()
@@ -141,9 +144,9 @@ class TileTiming(Timing):
 class DeviceTiming(Timing):
     """Measures how long each kind of work takes on a device other than the CPU. The most useful times are measured first.
 
-    At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. So each
-    kind of work is done once untimed, and is then timed at least twice. A time stays unknown if the time limit is reached
-    before it is measured, or if it contradicts other times.
+    At the first use of a kernel, a device compiles or loads it, which may take a thousand times as long as the work. Each
+    kind of work is therefore done once untimed, and is then timed at least twice. A time stays unknown if the time limit is
+    reached before it is measured, or if it contradicts other times.
     """
 
     def __init__(self, context: Context, goes_on: MayGoOn = lambda _: True, doing: str = "timing") -> None:
@@ -188,8 +191,8 @@ class DeviceTiming(Timing):
     def _kinds(self) -> Mapping[str, Callable[[Times], dict[str, float]]]:
         """Return the methods that time a kind of work, in the order in which to call them.
 
-        The keys name the work for the log. Each method returns fields of `Times`, and relies on what the method before it
-        left in the pool.
+        The keys of the result are names of the work, for the log. Each method returns fields of `Times`, and relies on what
+        the method before it left in the pool.
         """
         kinds = {"a token": self._step, "a chunk": self._one_chunk, "two chunks": self._two_chunks, "rows": self._rows}
         if not self._context.model.can_trim:
@@ -267,7 +270,7 @@ class DeviceTiming(Timing):
     def _saves(self, _: Times) -> dict[str, float]:
         """Measure how long a hybrid model takes to save scattered tokens, and to save the same number of adjacent tokens.
 
-        Both times include work that does not depend on the tokens' cells, such as copying the recurrent state.
+        Both measured times include work that does not depend on the tokens' cells, such as copying the recurrent state.
         """
         scattered = self._save_scattered()
         self._runner.clear()
@@ -286,7 +289,7 @@ class DeviceTiming(Timing):
     # ---- parts of the work -----------------------------------------------------------------------------------------
 
     def _batch(self, size: int, start: int = 0, sequence: int = 0) -> float:
-        """Return the seconds that a batch takes. Free its cells afterwards."""
+        """Return the seconds that a batch takes. Free the batch's cells afterwards."""
         compute, undo = self._runner.compute_zeros, self._remove
         return self._fastest(lambda: compute(start, start + size, sequence), lambda: undo(start, sequence))
 
@@ -297,7 +300,9 @@ class DeviceTiming(Timing):
         return save, self._fastest(lambda: runner.apply(Restore(copy, 1, 0, size)), lambda: self._remove(0, 1))
 
     def _fill(self, depth: int) -> int:
-        """Copy the KV of sequence 0 to other sequences with cells of their own. Return how many cells are then in use.
+        """Copy the KV of sequence 0 to other sequences with cells of their own.
+
+        Return how many cells sequence 0 and its copies use.
 
         Stop at `MOST_IDLE` cells, after `PATIENCE` seconds, or if no sequence id is left.
         """

@@ -23,8 +23,9 @@ class Spellings:
     """Finds special tokens by their spelling.
 
     The text is scanned from the left, and the longest spelling at each place is taken. llama.cpp looks for longer spellings
-    first. The results differ only if a spelling can start inside another one that is not longer: in `>>A<<|end|>`, the scan
-    finds `>>A<<`, and llama.cpp finds `<|end|>`. `is_sure` tells these cases apart.
+    first. The results differ only if one spelling starts inside another one, and is at least as long. In `>>A<<|end|>`, for
+    example, the scan finds `>>A<<`, but llama.cpp finds `<|end|>`. `is_sure` says whether llama.cpp finds the same spelling
+    as the scan.
     """
 
     def __init__(self, words: Collection[str]) -> None:
@@ -48,8 +49,8 @@ class Spellings:
     def touches(self, text: str) -> bool:
         """Return whether `text` contains a spelling, starts with the end of a spelling, or ends with the start of one.
 
-        Together with the text around it in a template, such a text might form a spelling. The case of letters and blanks at
-        both ends are ignored.
+        The text around `text` in a template might complete a spelling. Upper and lower case count as equal, and blanks at
+        both ends of `text` are ignored.
         """
         text = text.strip().lower()
         most = min(len(text), max(self._longest - 1, 0))
@@ -114,7 +115,10 @@ def _trie(words: Collection[str]) -> Trie:
 
 
 def _alternatives(node: Trie) -> str:
-    """Return a regular expression for the words of a trie, longest first. A flat list of thousands would be slow."""
+    """Return a regular expression for the words of a trie, longest first.
+
+    A flat list of thousands of words would be slow to match.
+    """
     stem = ""
     while len(node) == 1 and END not in node:
         ((character, node),) = node.items()
@@ -148,20 +152,21 @@ class Tokenizer:
     """Cuts text into the tokens of a vocabulary. Safe from several threads.
 
     llama.cpp's time grows with the square of the number of special tokens in a text and, in SentencePiece's vocabularies,
-    with the square of the number of unknown characters. So llama.cpp gets a long text in slices, which are cut before
-    special tokens or unknown characters. No token crosses such a cut, so the ids are those of the whole text.
+    with the square of the number of unknown characters. A long text therefore goes to llama.cpp in slices, which are cut
+    before special tokens or unknown characters. No token crosses the start of a special token or an unknown character, so
+    the ids are those of the whole text.
 
     A long text is also cut before a single space and after a single line end, where all rules that split text into words
-    start a new word. Such a place is used only if no token of the vocabulary crosses it. With these cuts, each call of
-    llama.cpp takes some 20 ms.
+    start a new word. Cuts at single spaces are left out if a token of the vocabulary can cross one. Cuts at line ends are
+    left out for the same reason. Each call of llama.cpp gets one slice, and takes some 20 ms.
 
-    Only at cuts of three other kinds can the ids differ from those of the whole text. First, a text without such places is
-    cut after `MOST_IN_CALL` characters, if possible at the end of a word. Second, a text is cut before a special token that
-    is not sure (see `Spellings`) if the slice has `LONGEST_RUN` characters. Third, a stretch without spaces, or of spaces
-    alone, is cut after `LONGEST_RUN` characters. The third kind is needed for some vocabularies: llama.cpp splits their text
-    with a recursive regular expression, which would end the process at a word of many thousand characters.
+    Only three other kinds of cuts can change the ids. First, a text without a safe place for a cut is cut after
+    `MOST_IN_CALL` characters, if possible at the end of a word. Second, a slice that has `LONGEST_RUN` characters is cut
+    before the next special token, even if this token is not sure (see `Spellings`). Third, a stretch without spaces, or of
+    spaces alone, is cut after `LONGEST_RUN` characters. Long stretches must be cut because llama.cpp splits the text of some
+    vocabularies with a recursive regular expression, which would end the process at a word of many thousand characters.
 
-    between: called before each call of llama.cpp. If it raises an exception, tokenizing ends with this exception.
+    between: called before each call of llama.cpp. If `between` raises an exception, tokenizing ends with this exception.
     """
 
     def __init__(self, vocab: llama.llama_vocab_p, between: Callable[[], None] | None = None) -> None:
@@ -193,14 +198,16 @@ class Tokenizer:
     def __call__(self, text: str, special: bool = False, begin: bool = False) -> np.ndarray:
         """Return the token ids (int32) of a part of a prompt.
 
-        special: turn the spellings of control tokens into these tokens. Otherwise they are plain text.
-        begin: the part is the start of a prompt: add BOS if the model wants it. Some vocabularies, such as SentencePiece's,
-        put a space before every text. All parts but the first get no such space, since the prompt does not contain it.
+        special: turn the spellings of control tokens into these tokens. If `special` is false, such spellings are plain
+        text.
+        begin: whether the part is the start of a prompt. If it is, add BOS if the model wants it. Some vocabularies, such as
+        SentencePiece's, put a space before every text. Only the first part of a prompt starts with an added space, since the
+        prompt has no space before its other parts.
         """
         return np.concatenate([np.empty(0, np.int32), *self.runs(text, special, begin)])
 
     def runs(self, text: str, special: bool = False, begin: bool = False) -> Iterator[np.ndarray]:
-        """Yield the ids of `__call__`, slice by slice."""
+        """Yield the ids that `__call__` returns, slice by slice."""
         parts = self.slices(text, special)
         if begin:
             yield self.begin
@@ -222,7 +229,8 @@ class Tokenizer:
         """Cut tokens (int32) into pieces: special tokens, and the text tokens between them.
 
         Yield each piece, and whether `__call__` puts a space before its text. If the vocabulary adds spaces, `__call__` puts
-        a space at the start of a prompt and after special tokens. If it adds none, all tokens are one piece.
+        a space at the start of a prompt and after special tokens. If the vocabulary adds no spaces, all tokens are one
+        piece.
         """
         marks = np.flatnonzero(np.isin(tokens, self._specials)) if len(self._guard) else np.empty(0, np.int64)
         for run in np.split(tokens, np.union1d(marks, marks + 1)):
@@ -233,7 +241,10 @@ class Tokenizer:
             yield from self._words(run)
 
     def _borders(self, text: str, spellings: Spellings) -> Iterator[tuple[int, int]]:
-        """Yield the start and stop of each special token and unknown character, in order. No token crosses their start."""
+        """Yield the start and stop of each special token and unknown character, in order.
+
+        No token crosses the start of a special token or of an unknown character.
+        """
         special = ((start, stop) for start, stop in spellings.find(text) if text[start:stop] not in self._strips)
         unknown = (found.span() for found in self._unknown.finditer(text) if not (self._strips and found[0].isspace()))
         return merge(special, unknown)

@@ -1,4 +1,7 @@
-"""Tries a library in a separate process, which it may crash. Stores the result for the library's files and this CPU."""
+"""Tries a library in a separate process, because the library may crash.
+
+Stores the trial's result, which holds for the library's files and this CPU.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ import_module(sys.argv[2]).main(*sys.argv[3:])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main` of a module with these arguments.
+    """Return the command that calls `main(*arguments)` of a module in a new process.
 
     The flag -P keeps the process from importing modules from its working folder.
 
@@ -71,9 +74,9 @@ def failure(
     """Return why a library fails a trial; "" if it passes, now or at an earlier start with these files on this CPU.
 
     env: the environment of the child process; by default the environment of this process.
-    also: further values that the result depends on. Different values must have different reprs.
+    also: further values that the result depends on. Different values of `also` must have different reprs.
     patience: the most seconds of the trial; PATIENCE by default.
-    keeps: store a failure, too. The returned reason then names the file to remove for another trial.
+    keeps: store a failure, too. If a failure is stored, the returned reason names the file to remove for another trial.
     again: ignore a stored failure, and run the trial.
     goes_on: as in `run_child`.
     """
@@ -92,7 +95,10 @@ def failure(
 
 
 def _read(kept: Path) -> str | None:
-    """Return why a library failed, or "" if it passed. Return None if no result is stored, or if the file is damaged."""
+    """Return the stored result: why a library failed, or "" if it passed.
+
+    Return None if no result is stored, or if the file is damaged.
+    """
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_bytes().decode()
         if text == PASSED:
@@ -109,7 +115,7 @@ def _with_place(reason: str, kept: Path) -> str:
 def _tried(
     command: Sequence[str], env: Mapping[str, str] | None, patience: float, goes_on: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return why a trial failed ("" if it passed), and whether the library is the cause, not something outside."""
+    """Return why a trial failed; "" if it passed. Also return whether the library itself caused the failure."""
     try:
         done = run_child(command, timeout=patience, env=env, goes_on=goes_on)
     except subprocess.TimeoutExpired:
@@ -135,7 +141,7 @@ def _last_words(said: Sequence[str]) -> str:
 
 
 def _key(library: Path, also: object = None) -> str:
-    """Return a digest of everything on which a trial's result depends. This loads no library."""
+    """Return a digest of everything on which a trial's result depends. Computing the digest loads no library."""
     folders = {library.parent, library.resolve().parent}
     near = [path for folder in folders for path in folder.iterdir() if re.search("llama|ggml", path.name) and path.is_file()]
     parts = sorted(map(stamp, [*near, DOOR])), instructions(), [os.environ.get(name) for name in SEARCHED]
