@@ -67,7 +67,7 @@ class Pins:
         return iter(self._tree.pinned)
 
     def _path_of(self, scope: Scope, tokens: np.ndarray) -> list[Node]:
-        """Return the cached runs of which all tokens are in a prompt, last one first."""
+        """Return the cached runs that lie wholly within a prompt, last one first."""
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
@@ -137,7 +137,7 @@ class PrefixTree(PromptTree):
     def void(self) -> None:
         """Forget KV that only the device had, and operations that were never carried out. Finished copies stay.
 
-        Afterwards no cell and no sequence is in use. The counts may have been wrong before.
+        Afterwards no cell and no sequence is in use. This works even if the tree's counts of cells were wrong before.
         """
         self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
@@ -233,7 +233,7 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Evict leaves, the one with the lowest priority first, until at least `needed` cells are freed.
 
-        Return how many cells were freed. These are fewer than `needed` if no more leaves can be evicted.
+        Return how many cells were freed. The result is less than `needed` if no more leaves can be evicted.
 
         unused: whether to evict only runs that no request has used and that have a copy.
         """
@@ -281,11 +281,11 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Free the cells of those cached tokens that a prompt computes again, and of all runs after them.
+        """A request will compute some cached tokens again. Free their cells, and the cells of all runs after them.
 
-        These runs are moved to host memory. When the tokens are computed again, they get the same cells. In other cells
-        their KV would have other bits, because kernels sum over cells in vectors, in an order that depends on the cells.
-        Runs in use are not moved.
+        The KV in these cells is moved to host memory. When the tokens are computed again, they get the same cells. In other
+        cells, KV that is computed again would have other bits: kernels sum over cells in vectors, in an order that depends
+        on the cells. Runs in use are not moved.
         """
         if self.recompute_last == 1 or not self.host.max_bytes:
             return
