@@ -35,7 +35,10 @@ class Stretches:
         self.total += 1
 
     def join(self, owner: Node | Sequence) -> int:
-        """Drop and return the count of an owner whose KV was restored in one piece, or is no longer on the device."""
+        """Drop an owner's count of stretches, and return this count.
+
+        The owner's KV was restored in one piece, or is no longer on the device.
+        """
         count = self._counts.pop(owner, 0)
         self.total -= count
         return count
@@ -49,7 +52,7 @@ class Stretches:
     def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
         """Move the count of a sequence's private tokens to `nodes`, the runs made of these tokens.
 
-        The count is dropped if there is no such run.
+        The count is dropped if no new run is made of these tokens.
         """
         if count := self.join(sequence):
             found = {node: min(count, len(node.tokens)) for node in nodes if not node.ready}
@@ -143,7 +146,10 @@ class DeviceCells:
         sequence.length = upto
 
     def catch_up(self, sequence: Sequence) -> int:
-        """Share KV that other sequences have computed on this sequence's path. Return the number of tokens."""
+        """Share KV that other sequences have computed on this sequence's path.
+
+        Return how many tokens `sequence` has gained.
+        """
         node = next((node for node in path(sequence.last_node, sequence.length) if node.ready), None)
         upto = sequence.most_cached(node.start + node.ready, self._recompute_last) if node else 0
         gained = upto - sequence.length

@@ -55,7 +55,10 @@ class Drafter(Protocol):
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of a job's unread tokens. If a new request aborts this, read none and return False."""
+        """Read at most `most` of a job's unread tokens.
+
+        If a new request aborts the reading, no token is read, and the result is False.
+        """
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
@@ -102,7 +105,9 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance that the next token to draft will be right. Its confidence is not known yet.
+        """Return the chance that the next token to draft will be right.
+
+        The draft model's confidence in this token is not known yet.
 
         own: the score of the request's own drafts.
         """
@@ -187,7 +192,7 @@ class DraftTimes:
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
         """Learn from the time that the drafts of a step took.
 
-        number: the number of passes. Each of them counts as a pass for all streams.
+        number: the number of passes. Each pass counts as a pass for all streams.
         """
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)

@@ -99,7 +99,10 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Move to host memory the records that a request's prefill has reached. Return whether it has reached any."""
+        """Move to host memory the records that a request's prefill has reached.
+
+        Return whether the prefill has reached any record.
+        """
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False
