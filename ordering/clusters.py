@@ -28,7 +28,7 @@ class Cluster:
     """Requests that share documents.
 
     requests: the indices of the requests.
-    placed: the keys of the documents that all of them share.
+    placed: the keys of the documents that are placed first, all of which these requests share.
     """
 
     requests: Sequence[int]

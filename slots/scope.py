@@ -49,7 +49,7 @@ class Scope:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the scope's KV is still valid after its adapters are loaded again, in this process or a later one."""
+        """Whether the scope's KV stays valid when its adapters are loaded again, in this process or a later one."""
         return OF_PROCESS not in self.adapters
 
     @property

@@ -354,7 +354,7 @@ class SeparateDocuments(PlainKV):
             self._tree.price(node)
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """From the job's own KV on, restore copies of runs and move documents to their places, in the order of the prompt."""
+        """From the job's own KV on, restore copies of runs, and move documents to their places, in the prompt's order."""
         while True:
             super()._restore(job, num_cells)
             if not self._place(job, num_cells):

@@ -310,7 +310,7 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """A disk tier for KV of other machines, and for KV that this server has computed as its continuation.
+    """A disk tier for KV of other machines, and for KV that this server has computed after such KV.
 
     It has a separate folder. Its KV need not be equal, bit for bit, to KV that this machine computes.
     """
@@ -514,7 +514,10 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record to a folder, as used once. Return False if the folder has it already. Raises OSError."""
+    """Write a record to a folder.
+
+    The new file counts as used once. Return False if the folder has the record already. Raises OSError.
+    """
     path = folder / file_name(record)
     if path.exists():
         return False

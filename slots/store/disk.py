@@ -1,9 +1,9 @@
 """The disk tier: records in files, which a separate thread writes.
 
-Each file has one record. It is written under another name and then renamed. Checksums show whether a file is damaged. Each
-model, with all settings that change KV, has a folder for its files. The files of all these folders together stay within one
-limit on bytes. The engine only queues records; a separate thread writes and deletes files. Two servers may share a folder:
-before each write, a server looks for files that the other server has written or deleted.
+Each file has one record. A file is written under another name and then renamed. Checksums show whether a file is damaged.
+Each model, with all settings that change KV, has a folder for its files. The files of all these folders together stay within
+one limit on bytes. The engine only queues records; a separate thread writes and deletes files. Two servers may share a
+folder: before each write, a server looks for files that the other server has written or deleted.
 
 From time to time, the index of all files is written to a separate file. When a server starts, it compares this index with
 the names, sizes and times of the files, so that it has to read the heads of new and changed files only.
@@ -110,7 +110,10 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and the time of last use (ns) of each record in a folder, by its name. No time is in the future."""
+    """Return the size and the time of last use (ns) of each record in a folder, by its name.
+
+    A time of last use that is in the future counts as the time now.
+    """
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -238,7 +241,7 @@ class DiskTier:
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
         """Delete the files of all scopes with this scope's name, in all folders. Any thread may call this.
 
-        Wait at most `seconds` for that. Return whether it was done in this time.
+        Wait at most `seconds` until the files are deleted. Return whether they were deleted in this time.
         """
         with self._changed:
             self._pending = {key: record for key, record in self._pending.items() if record.scope.name != scope.name}
@@ -259,7 +262,7 @@ class DiskTier:
             return self._ready and not self._pending and not self._dropped and not self._writing
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write the queued records and the index. Wait for that at most `seconds`."""
+        """Write the queued records and the index. Wait at most `seconds` until both are written."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -316,7 +319,10 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Write the index, without files that another server has deleted. A deleted file's tokens must not stay in it."""
+        """Write the index, without files that another server has deleted.
+
+        The tokens of a deleted file must not stay in the index.
+        """
         self._seen = -1
         self._look()
         self._write_index()
@@ -390,8 +396,8 @@ class DiskTier:
     def _makes_room(self, record: Record, size: int) -> bool:
         """Delete files to make room for a record. Return False if the record is not worth writing.
 
-        That is so if the record is too large, or if its prefixes had to be deleted to make room for it. If its prefixes are
-        missing, no file is deleted for it.
+        A record is not worth writing if it is too large, or if its prefixes had to be deleted to make room for it. No file
+        is deleted for a record whose prefixes are missing.
         """
         if size > self.max_bytes:
             return False
@@ -438,7 +444,7 @@ class DiskTier:
             self._write_file(self.folder / INDEX, [xxhash.xxh3_128_digest(content), content], time.time_ns())
 
     def _read_index(self) -> None:
-        """Take over the index from its file, except for the records whose files have changed since."""
+        """Take over the index from its file, without records whose files have changed since the index was written."""
         path = self.folder / INDEX
         try:
             with open_file(path) as file:

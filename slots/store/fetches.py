@@ -1,9 +1,10 @@
 """Fetches records from lower tiers for waiting requests.
 
-A fetch may delay a request by at most a tenth of the time that it takes to compute the tokens to fetch. So a request waits
-no longer than the time to compute the tokens that have arrived so far, plus a share, `PATIENCE`, of the time to compute all
-tokens to fetch. After that, it gives up the fetch, and computes the missing tokens. The share is smaller than a tenth,
-because these times are estimates. Only time in which the request could have been admitted counts as waiting.
+A fetch may delay a request by at most a tenth of the time that it takes to compute the tokens to fetch. To keep this bound,
+a request waits no longer than the time to compute the tokens that have arrived so far, plus the share `PATIENCE` of the time
+to compute all tokens to fetch. When this time is over, the request gives up the fetch, and computes the missing tokens.
+`PATIENCE` is smaller than a tenth, because the times to compute tokens are estimates. Only time in which the request could
+have been admitted counts as waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ NUM_READERS = 4  # threads: a disk with a long latency serves several reads at o
 
 
 class Readers:
-    """Threads that read records, in the order of the calls. Each of the first calls starts a thread."""
+    """Threads that read records, in the order of the calls.
+
+    Each call starts a thread, until there are as many threads as the constructor was told.
+    """
 
     def __init__(self, count: int = NUM_READERS) -> None:
         self._count, self._threads = count, list[Thread]()
@@ -83,8 +87,8 @@ class PricedIndex:
 
     It is valid as long as neither the tier's index nor the cache changes.
 
-    live: the cache. Reusing a run that is in the cache costs what it costs there. Reusing any other run also takes the time
-        to read it from the tier.
+    live: the cache. A run that the cache has, too, is priced as the cache prices it. Reusing any other run also takes the
+        time to read it from the tier.
     read_share: returns the time to read a run, divided by the time to compute it.
     """
 
@@ -112,7 +116,9 @@ class PricedIndex:
 
 
 def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return where `tokens` end in a tree: the run, and the position in this run. None if the tree does not have them all.
+    """Return where `tokens` end in a tree: the run, and the position in this run.
+
+    None if the tree does not have all these tokens.
 
     The tokens follow the first `at` tokens of `node`.
     """
@@ -137,7 +143,7 @@ class Fetches:
 
     lower: the lower tiers. A prompt's records are read from the first tier from which reading them pays.
     hand_over: lets the engine's thread call a function.
-    accepts: returns whether a record's KV fits this model. The reading threads call it.
+    accepts: returns whether a record's KV fits this model. The reading threads call this function.
     read: lets a reading thread call a function.
     """
 
@@ -222,7 +228,7 @@ class Fetches:
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted has to wait for a fetch.
 
-        If no fetch was considered for it yet, or if cached KV was lost since then, a fetch may begin now.
+        If no fetch was considered for the request before, or if cached KV was lost after that, a fetch may begin now.
         """
         if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False

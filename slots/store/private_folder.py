@@ -1,6 +1,6 @@
 """Private folders for KV or documents: checks of their owner, locks, and files that are written whole or not at all.
 
-Whoever can write to such a folder can change answers. So it must not be writable for anyone but its owner.
+Whoever can write to such a folder can change answers. So a private folder must not be writable for anyone but its owner.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_SERVERS = 16  # servers that share a folder, each with a separate place in 
 
 
 class FolderError(Exception):
-    """A folder cannot be used for KV or documents. The message has its name, the reason, and what was expected."""
+    """A folder cannot be used for KV or documents. The message has the folder's name, the reason, and what was expected."""
 
 
 def user_folder(variable: str, usual: str) -> Path:

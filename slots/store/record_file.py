@@ -204,7 +204,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
 
 
 def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """Return the next `size` bytes (uint8) of a file. Raises CorruptFile if they are missing or their digest is wrong."""
+    """Return the next `size` bytes (uint8) of a file. Raises CorruptFile if bytes are missing or their digest is wrong."""
     data = np.empty(size, np.uint8)
     if file.readinto(data.data) != size or _digest(data.data) != digest:
         raise CorruptFile(complaint)

@@ -2,7 +2,7 @@
 
 The record with the lowest priority is evicted first (PGDSF, with the index's own clock). Of records with the same priority,
 the least recently used one is evicted first. A run is useless without the runs before it. So a record gets at least the
-priority of any record that depends on it, and is evicted after that record.
+priority of each record that depends on it, and is evicted after all of them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RecordEntry:
     size: its size in bytes.
     used: the time of its last use, ns.
     has_state: whether it has a recurrent state.
-    frequency, token_cost: as in `Node`. The record's worth is their product.
+    frequency, token_cost: as in `Node`. The record's worth is the product of these two.
     priority: the worth, plus the value of the index's clock at the last use.
     """
 
@@ -140,7 +140,10 @@ class RecordEntry:
 
     @property
     def place(self) -> Place:
-        """The sort key of eviction. Of records with the same priority and time, the deepest one is evicted first."""
+        """The sort key of eviction: the record with the lowest place is evicted first.
+
+        Of records with the same priority and time, the deepest one is evicted first.
+        """
         return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
@@ -159,9 +162,9 @@ Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt, all of whose KV is in records. Between two stretches is a hole.
+    """Positions [start, stop) of a prompt. Records have the KV of all these positions. Between two stretches is a hole.
 
-    entries: these records, prefixes first.
+    entries: the records with this KV, prefixes first.
     """
 
     entries: list[RecordEntry]
@@ -425,10 +428,12 @@ class RecordIndex(RadixTree[IndexNode]):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of an index's file. The caller holds the lock. Raises ValueError for any other content.
+        """Add the records of an index's file.
 
-        The clock starts at 0 again, so its old value is subtracted from all priorities. The new priorities are limited,
-        whatever the file says.
+        The caller holds the lock. Raises ValueError if `content` is not the content of an index's file.
+
+        The index's clock starts at 0 again, so the clock's value in the file is subtracted from all priorities. Priorities
+        that are too high are lowered to a limit.
         """
         stored, scopes = INDEXES.decode(content), dict[str, Scope]()
         if not math.isfinite(stored.clock):
@@ -451,7 +456,9 @@ class RecordIndex(RadixTree[IndexNode]):
                     _place(begin, document, node)
 
     def _end_at(self, entry: RecordEntry | None, at: int) -> IndexNode | None:
-        """Return the node of a record's path that ends at position `at`. If need be, cut a run there.
+        """Return the node of a record's path that ends at position `at`.
+
+        If no run ends at this position, cut a run in two there.
 
         Return None if the path does not reach this position.
         """

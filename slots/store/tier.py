@@ -45,7 +45,7 @@ class LowerTier(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its records."""
+        """The bytes of all records of the tier."""
         ...
 
     def __str__(self) -> str:
@@ -65,7 +65,10 @@ class LowerTier(Protocol):
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of all scopes with this scope's name, whatever their adapters. Wait until they are gone."""
+        """Forget the records of all scopes with this scope's name, whatever their adapters.
+
+        Wait until the records are gone.
+        """
         ...
 
     def wait(self) -> None:
