@@ -102,7 +102,7 @@ def _own_id(document: Document) -> str:
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
-    """Return the object that has a document's text, and its path.
+    """Return the object that has a document's text, and the path of this object.
 
     This object is the document itself, or Cohere's `data` object.
 
@@ -175,7 +175,10 @@ def _shown(value: object) -> str:
 
 
 def _digest(*parts: str) -> str:
-    """Return a hash of the parts. Their lengths are hashed, too, so that different lists of parts give different inputs."""
+    """Return a hash of the strings `parts`.
+
+    Their lengths are hashed, too, so that different lists of parts give different inputs.
+    """
     digest = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass")

@@ -67,8 +67,8 @@ class Index(Protocol[P]):
     def beyond(self, position: P) -> float:
         """Return the tokens that a request saves after its last document, if that document ends at `position`.
 
-        For example, the documents of an earlier turn are followed by the rest of the conversation. The same order of
-        documents then reuses this text, too. The result is 0.0 if no cached text follows.
+        For example, the documents of an earlier turn are followed by the rest of the conversation. A later request with the
+        same order of documents reuses this text, too. The result is 0.0 if no cached text follows.
         """
         ...
 
@@ -112,8 +112,8 @@ class OrderRequest:
 class Walk(Generic[P]):
     """The cached prefix of a sequence of documents.
 
-    documents, tokens: the length of this prefix, in documents and in tokens.
-    saved: how many tokens of prefill its reuse saves.
+    documents, tokens: the length of the cached prefix, in documents and in tokens.
+    saved: how many tokens of prefill the reuse of the cached prefix saves.
     """
 
     documents: int

@@ -1,4 +1,7 @@
-"""The prompt text of documents, and the lines of hints about them. No other module writes these texts."""
+"""The prompt text of documents, and the lines of hints about them.
+
+No other module writes prompt texts of documents, or such hints.
+"""
 
 from __future__ import annotations
 

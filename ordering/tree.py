@@ -87,10 +87,11 @@ class KnowledgeTree:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
         If fewer tokens were cached than the tree predicted, the engine has evicted the first missing document and all
-        documents after it. The tree then drops these documents from its predictions before it stores the prompt.
+        documents after it. In this case the tree drops the missing documents from its predictions before it stores the
+        prompt.
 
         order: as in `insert`.
-        cached_tokens: how many tokens of these documents were cached. The text before the documents does not count.
+        cached_tokens: how many tokens of the prompt's documents were cached. The text before the documents does not count.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:

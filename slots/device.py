@@ -21,7 +21,7 @@ class Stretches:
         self.total = 0  # of all owners
 
     def of(self, owner: Node | Sequence) -> int:
-        """Return the number of stretches of a run, or of a sequence's private tokens; 0: they are in one piece."""
+        """Return the number of stretches of a run, or of a sequence's private tokens; 0: the KV is in one piece."""
         return self._counts.get(owner, 0)
 
     @property

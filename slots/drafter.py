@@ -39,8 +39,8 @@ class Drafter(Protocol):
     costs: the costs of the draft model.
     batch: the most tokens of one batch of the draft model.
     num_tokens: how many tokens the draft model has computed since the start.
-    num_passes: how many passes it has made for drafts since the start. Each pass adds one token to the draft of each stream,
-        or ends that draft.
+    num_passes: how many passes the model has made for drafts since the start. Each pass adds one token to the draft of each
+        stream, or ends that draft.
     is_off: whether the model makes no drafts, because it failed repeatedly or was not loaded.
     """
 
@@ -159,7 +159,9 @@ UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # shares of a step: a pass, and a read token
 
 
 class DraftTimes:
-    """The times of a draft model. They are learnt from its passes, and estimated from `Costs` before the first pass.
+    """The times of a draft model.
+
+    The times are learnt from the model's passes, and estimated from `Costs` before the first pass.
 
     costs: the costs of the main model.
     of_draft: the costs of the draft model.

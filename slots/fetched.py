@@ -82,7 +82,7 @@ class Holes:
         self._records: dict[Job, deque[FetchedRecord]] = {}
 
     def add(self, job: Job, fetched: FetchedRecord) -> None:
-        """Keep a record for a request."""
+        """Keep a record until the prefill of its request reaches it."""
         self._records.setdefault(job, deque()).append(fetched)
 
     def forget(self, job: Job) -> None:

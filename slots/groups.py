@@ -51,8 +51,8 @@ class Group:
 class Entry:
     """A waiting request.
 
-    order: its arrival number.
-    place: the node where its fixed tokens end.
+    order: the request's arrival number.
+    place: the node where the request's fixed tokens end.
     expected: how many tokens the request is expected to reuse.
     ratio: the expected tokens divided by the tokens left to compute.
     weight: the ratio times n + 1, if n later requests have overtaken this one.
@@ -73,7 +73,8 @@ class Entry:
     def expect(self, num_tokens: int) -> None:
         """Set how many tokens the request is expected to reuse.
 
-        For the ratio, one token is added, so that of two requests without cached tokens the shorter one comes first.
+        To compute the ratio, one token is added to this number, so that of two requests without cached tokens the shorter
+        one comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)

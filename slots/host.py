@@ -248,7 +248,10 @@ class HostMemory:
         self.offer(node)
 
     def revalue(self, node: Node, token_cost: float) -> None:
-        """Set the cost to compute a token of a run, and adjust the priority of its copy. This does not count as a use."""
+        """Set the cost to compute a token of a run, and adjust the priority of its copy.
+
+        The change does not count as a use of the run.
+        """
         node.host_priority -= self._policy.worth(node)
         node.token_cost = token_cost
         node.host_priority += self._policy.worth(node)
@@ -357,7 +360,7 @@ class HostMemory:
 
         If the record is partly cached already, only the missing part is kept.
 
-        tier: the name of the lower tier from which the record comes; None: it does not come from a lower tier, so the lower
+        tier: the name of the lower tier from which the record comes; None: the record comes from elsewhere, so the lower
             tiers get it, too.
         is_claimed: True: the record is for a running request, which has claimed these tokens and will restore them. False:
             the record is refused if a running request computes the record's missing tokens.
@@ -486,7 +489,7 @@ class PromptTree(RadixTree[Node]):
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
         """Lower the priority of runs that only this session has computed or used, so that they are evicted before others.
 
-        Return how many tokens these runs have.
+        Return how many tokens the retired runs have.
 
         tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If exactly one run follows
             the prompt, and no run follows that one, it is the prefilled start of the session's next turn. The prefilled
@@ -512,7 +515,7 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget these runs, except runs in use and runs with children. Return the number of forgotten tokens.
+        """Forget runs, except runs in use and runs with children. Return the number of forgotten tokens.
 
         nodes: the runs, deepest first.
         """
@@ -527,7 +530,7 @@ class PromptTree(RadixTree[Node]):
     def without_copy(self) -> list[Node]:
         """Return the runs that are lost if the device loses its KV, deepest first.
 
-        These are the runs without a finished copy, and all runs after such a run.
+        The lost runs are the runs without a finished copy, and all runs after such a run.
         """
         lost: dict[Node, None] = {}
         for root in self.roots.values():
@@ -711,7 +714,7 @@ class Copies:
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
         """Restore the copies that follow a sequence's KV on its path, without the last tokens of the path.
 
-        Return for each copy its origin and the number of restored tokens, in order.
+        Return the origin of each copy, and how many of its tokens were restored, in the order of the path.
         """
         restored: list[tuple[str, int]] = []
         for restore, nodes in self._restores(sequence):

@@ -34,7 +34,7 @@ class Pins:
         self._count = itertools.count()
 
     def pin(self, scope: Scope, tokens: np.ndarray, seconds: float = math.inf) -> int:
-        """Pin the cached runs of a prompt (int32) for `seconds` from now. Return how many tokens these runs have."""
+        """Pin the cached runs of a prompt (int32) for `seconds` from now. Return how many tokens the pinned runs have."""
         until = self._clock() + seconds
         nodes = self._path_of(scope, tokens)
         for node in nodes:
@@ -72,10 +72,10 @@ class Pins:
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
     def _note_end(self, until: float, last_node: Node) -> None:
-        """Keep the time at which a pin ends.
+        """Keep an entry with the time at which a pin ends.
 
-        When a pin is renewed or a run is evicted, its old entry stays. If there are too many entries, they are replaced by
-        one entry for each run that is still pinned.
+        When a pin is renewed or a pinned run is evicted, the pin's old entry stays. If there are too many entries, they are
+        replaced by one entry for each run that is still pinned.
         """
         heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:

@@ -111,7 +111,10 @@ class Node(Run["Node"]):
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Enter document `key`, which starts after this run and ends with the run `end`. An earlier end is replaced."""
+        """Enter document `key`, which starts after this run and ends with the run `end`.
+
+        If the document had another end before, that end is replaced.
+        """
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
@@ -213,9 +216,9 @@ class Match(Generic[N]):
     """The prefix of a prompt that is in the tree: `length` tokens, of which the first `ready` have KV on the device.
 
     The match ends in `node`, and its part with KV ends in `ready_node`. `covered` counts the matched tokens that need no
-    more cells, since their cells are filled or promised. `evictable` counts the matched tokens whose cells could be evicted
-    now, but not after the prompt is claimed. `exact_end` is the node that ends exactly where the prompt ends; None if
-    not all tokens match, or if the prompt ends inside a run.
+    further cells: their cells are filled, or promised to a running request. `evictable` counts the matched tokens whose
+    cells could be evicted now, but not after the prompt is claimed. `exact_end` is the node that ends exactly where the
+    prompt ends; None if not all tokens match, or if the prompt ends inside a run.
     """
 
     node: N

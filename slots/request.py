@@ -186,12 +186,13 @@ class Request:
     priority: requests with a higher number go first. If the request's kind has a priority, the kind's priority is used
         instead.
     follows: the id of the request whose next turn this request prefills; None: it does not prefill a next turn.
-    wanted_slot: the id of the slot in which it must run; -1: any slot.
-    snapshot_scope: the scope of its snapshots; None: the model needs no snapshots, or the request may not keep any.
-    draft: makes its drafts; None: no drafts.
+    wanted_slot: the id of the slot in which the request must run; -1: any slot.
+    snapshot_scope: the scope of the request's snapshots; None: the model needs no snapshots, or the request may not keep
+        any.
+    draft: makes the request's drafts; None: no drafts.
     scores_prompt: whether the answer contains the logprobs of the prompt. For these logprobs the whole prompt is computed,
         in a scope of this request alone.
-    session: the name of its session; empty: none.
+    session: the name of the request's session; empty: none.
     """
 
     id: int

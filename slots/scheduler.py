@@ -562,7 +562,9 @@ class Scheduler:
         job.go_on()
 
     def _preempt(self) -> None:
-        """Pause the youngest request of the lowest priority, and put it first in the queue. Its stream goes on later.
+        """Pause the youngest request of the lowest priority, and put it first in the queue.
+
+        The stream of the paused request goes on later.
 
         The request stays in the queue until a running request ends. If the paused request were admitted earlier, its prompt
         would just fit, and it would soon be preempted again.

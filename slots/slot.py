@@ -25,10 +25,11 @@ SIMILARITY = 0.1
 class Slot:
     """A place in which one request runs at a time. A slot remembers the last client's request that has ended in it.
 
-    last: the id of that last request; -1: none yet.
-    scope, history (int32): its scope, and its tokens with KV; empty if its KV was not kept.
-    num_prompt: how many tokens of the history are its prompt.
-    prefix_cache_tokens, prefix_cache_ratio: how many tokens of its prompt were not computed, and their share of the prompt.
+    last: the id of the last client's request; -1: there was none yet.
+    scope, history (int32): the last request's scope, and its tokens with KV; empty if this KV was not kept.
+    num_prompt: how many tokens of the history are the last request's prompt.
+    prefix_cache_tokens, prefix_cache_ratio: how many prompt tokens of the last request were not computed, and their share of
+        the prompt.
     ahead (int32): the tokens of a background request that has prefilled the next turn of that last request; empty: no next
         turn is prefilled.
 
@@ -125,8 +126,8 @@ class Slots:
     def _followed(self, job: Job) -> Slot | None:
         """Return the slot that remembers the request whose next turn `job` prefills; None if no slot does.
 
-        If that request was paused and went on in another slot, several slots remember it. The most recently used slot is
-        returned.
+        If the followed request was paused and went on in another slot, several slots remember it. Of the slots that remember
+        it, the most recently used one is returned.
         """
         slots = (slot for slot in self._slots if slot.last == job.request.follows)
         return max(slots, key=lambda slot: slot.last_use, default=None)
@@ -159,8 +160,8 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 class Histories:
     """Saves, restores and erases the histories of idle slots, between two steps.
 
-    carry_out: performs the pending operations at once instead of with the next plan. If it raises, the content of the
-        device's memory is unknown until `Scheduler.recover` is called.
+    carry_out: performs the pending operations at once instead of with the next plan. If `carry_out` raises, the content of
+        the device's memory is unknown until `Scheduler.recover` is called.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:

@@ -1,11 +1,11 @@
 """Snapshots: saved states of recurrent and hybrid models, whose state cannot be cut at a prefix.
 
 A recurrent state stands for exactly the tokens that led to it, so only a prompt that starts with all of these tokens can use
-it. The KV of a hybrid model's attention layers can be cut. So the KV of these layers is kept run by run, each run only once,
-and a state is a small object at the end of a run. States are taken where later prompts are likely to diverge: at the ends of
-documents, questions and answers, and where an earlier prompt has diverged. A prompt continues from the deepest state of its
-prefix: this state and the runs before it are restored to the prompt's sequence. llama-server's context checkpoints are
-similar, but each of them contains the whole state.
+it. In a hybrid model, the KV of the attention layers can be cut at any position. So the KV of these layers is kept run by
+run, each run only once, and a state is a small object at the end of a run. States are taken where later prompts are likely
+to diverge: at the ends of documents, questions and answers, and where an earlier prompt has diverged. A prompt continues
+from the deepest state of its prefix: this state and the runs before it are restored to the prompt's sequence. llama-server's
+context checkpoints are similar, but each of them contains the whole state.
 """
 
 from __future__ import annotations
@@ -256,7 +256,10 @@ class Snapshots(StateTree):
             self.revalue(node)
 
     def _wait_for_second(self, node: Node) -> None:
-        """Keep a state inside a prompt until a second prompt uses it. If too many states wait, forget the oldest ones."""
+        """Keep a state inside a prompt until a second prompt uses it.
+
+        If too many such states wait for a second prompt, forget the oldest of them.
+        """
         if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None

@@ -93,7 +93,7 @@ class StateTree(PromptTree):
         self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
-        """Drop a node's state, and the runs that no other state needs. Return the number of tokens of these runs."""
+        """Drop a node's state, and the runs that no other state needs. Return the number of tokens of the dropped runs."""
         self.host.release_state(node)
         self.unused.pop(node, None)
         self.passed.discard(node)
@@ -144,7 +144,7 @@ class StateTree(PromptTree):
     def make_room(self, node: Node) -> None:
         """Evict states until the budget has room for the state of `node`, which is new or has just been used.
 
-        If that is impossible, the state of `node` is forgotten.
+        If the budget cannot get enough room, the state of `node` is forgotten.
         """
         self._clock += 1
         node.host_priority = np.inf

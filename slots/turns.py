@@ -39,7 +39,10 @@ class LateStarts:
         self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Return whether a waiting request must not start yet. Background requests start after all late prompts."""
+        """Return whether a waiting request must not start yet.
+
+        While there are late prompts, a background request must not start either.
+        """
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:

@@ -251,7 +251,7 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def wait(self) -> None:
-        """Wait until the index has all files that were there at the start. Any thread may call this."""
+        """Wait until the index has all files that were in the folder at the start. Any thread may call this."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
 
@@ -300,7 +300,10 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """Take the next record from the queue. Prefixes come first, since a run is useless without the runs before it."""
+        """Take the next record from the queue.
+
+        Records of earlier runs come first, since a run is useless without the runs before it.
+        """
         if not self._pending:
             return None
         self._writing = min(self._pending, key=lambda key: self._pending[key].start)

@@ -83,9 +83,9 @@ class Speed:
 
 
 class PricedIndex:
-    """The index of a tier, with prices that consider the cache. It is used to order the documents of one prompt.
+    """The index of a tier, with prices that consider the cache. A priced index is used to order the documents of one prompt.
 
-    It is valid as long as neither the tier's index nor the cache changes.
+    A priced index is valid as long as neither the tier's index nor the cache changes.
 
     live: the cache. A run that the cache has, too, is priced as the cache prices it. Reusing any other run also takes the
         time to read it from the tier.
@@ -298,7 +298,7 @@ class Fetches:
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
         """Return how many tokens of a text are cached and usable, and the stretches after them that records have.
 
-        Cached runs are not usable if the state after them was evicted.
+        If the state after cached runs was evicted, these runs are not usable.
         """
         index = self._scheduler.index
         at = min(index.num_cached(scope, text), index.reusable(scope, text))

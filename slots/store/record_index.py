@@ -111,11 +111,11 @@ class IndexRoot(IndexNode):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RecordEntry:
-    """A record in the index. It has the KV from position `start` to the end of `node`.
+    """A record in the index. The record has the KV from position `start` to the end of `node`.
 
-    size: its size in bytes.
-    used: the time of its last use, ns.
-    has_state: whether it has a recurrent state.
+    size: the size of the record's file in bytes.
+    used: the time of the record's last use, ns.
+    has_state: whether the record has a recurrent state.
     frequency, token_cost: as in `Node`. The record's worth is the product of these two.
     priority: the worth, plus the value of the index's clock at the last use.
     """
@@ -497,7 +497,10 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Enter document `key`, which starts after `origin` and ends with `end`. An earlier end is replaced."""
+    """Enter document `key`, which starts after `origin` and ends with `end`.
+
+    If the document had another end before, that end is replaced.
+    """
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
@@ -505,7 +508,7 @@ def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
 
 
 def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
-    """Return a mapping with one more node. It may be the same mapping, or a new one that takes less memory."""
+    """Return a mapping with one more node. The result is `nodes` itself or a new mapping."""
     if not nodes:
         return Only(key, node)
     more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes

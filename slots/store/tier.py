@@ -53,7 +53,10 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would accept `num_bytes` bytes now. This must be fast: the engine's thread calls it."""
+        """Return whether `put` would accept `num_bytes` bytes now.
+
+        This method must be fast: the engine's thread calls it.
+        """
         ...
 
     def put(self, record: Record) -> bool:
@@ -61,7 +64,7 @@ class LowerTier(Protocol):
         ...
 
     def get(self, key: str, /) -> Record | None:
-        """Return the record with a key; None if it is gone. This may take long."""
+        """Return the record with a key; None if it is gone. Reading the record may take long."""
         ...
 
     def drop(self, scope: Scope) -> object:
@@ -78,7 +81,7 @@ class LowerTier(Protocol):
     def __contains__(self, key: str, /) -> bool:
         """Return whether a record is stored or about to be stored, and its scope is not being dropped.
 
-        This must be fast: the engine's thread calls it.
+        This method must be fast: the engine's thread calls it.
         """
         ...
 
