@@ -177,7 +177,7 @@ def _shown(value: object) -> str:
 def _digest(*parts: str) -> str:
     """Return a hash of the strings `parts`.
 
-    Their lengths are hashed, too, so that different lists of parts give different inputs.
+    The lengths of the parts are hashed, too, so that different lists of parts give different inputs.
     """
     digest = blake2b(digest_size=16)
     for part in parts:
@@ -217,8 +217,8 @@ def find_documents(messages: Sequence[Message], top: object, takes_results: bool
     """Return the documents of each message that has any, in retrieval rank. The keys are the indices of the messages.
 
     top: the field `documents` of the request itself. The documents in `top` belong to the last user message.
-    takes_results: whether the content of a tool's message may be a list of documents. Such a list is ignored if it has more
-        than 262,144 elements, or more documents than the request may still have.
+    takes_results: whether the content of a tool's message may be a list of documents. A tool's list is ignored if it has
+        more than 262,144 elements, or more documents than the request may still have.
 
     Raises DocumentError, also for more than 10,000 messages or documents.
     """

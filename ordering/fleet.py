@@ -57,7 +57,7 @@ class _Weighed:
 
 
 class Fleet:
-    """Predicts the cache of each replica from requests and answers. It does no I/O, and is thread-safe.
+    """Predicts the cache of each replica from requests and answers. A fleet does no I/O, and is thread-safe.
 
     Each replica has a knowledge tree of at most `max_nodes` documents. A session stays with the replica that served it last.
     """

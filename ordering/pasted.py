@@ -28,7 +28,7 @@ class PastedFormat:
 
     mark: a text that each list contains.
     before: matches the text before the first document.
-    opening: matches the start of each document. Its groups `number` and `name` are the document's number and name.
+    opening: matches the start of each document. The pattern's groups `number` and `name` are the document's number and name.
     closing: the text at the end of each document; empty: a document ends where the next one begins.
     after: the text after the last document; empty: the list ends with the closing of the last document.
     separator: the text that is usually between two documents.

@@ -61,7 +61,7 @@ class Index(Protocol[P]):
         ...
 
     def follow(self, position: P, key: str) -> Step[P] | None:
-        """Return the step over document `key`; None if it is not cached directly after `position`."""
+        """Return the step over document `key`; None if the document is not cached directly after `position`."""
         ...
 
     def beyond(self, position: P) -> float:
@@ -75,7 +75,7 @@ class Index(Protocol[P]):
 
 @runtime_checkable
 class RecencyIndex(Protocol):
-    """An index that also knows the last use of a document. Only the `recency` policy needs it."""
+    """An index that also knows the last use of a document. Only the `recency` policy needs such an index."""
 
     def recency(self, key: str) -> float | None:
         """Return a number that is greater the later the document was used; None for an unknown document."""

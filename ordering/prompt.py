@@ -21,8 +21,8 @@ def document_text(document: Document) -> str:
     """Return the prompt text of one document, which is the same at any place in a prompt.
 
     The id comes first, so that two documents differ in their first tokens. A backslash is put before each bracket in an id,
-    and a space before a paragraph that begins with a bracket, even if spaces precede the bracket. So two different lists of
-    documents never have the same text. If the document has a `form`, this is its text.
+    and a space before a paragraph that begins with a bracket, even if spaces precede the bracket. Thanks to these additions,
+    two different lists of documents never have the same text. If the document has a `form`, this is its text.
     """
     if document.form:
         return document.form

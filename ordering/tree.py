@@ -26,9 +26,9 @@ class DocumentNode:
 class KnowledgeTree:
     """An `Index`: a trie over document keys, whose paths are recently served orders (CacheWeaver, section 3.2).
 
-    From the prompts that were sent to an engine, the tree predicts which documents the engine still has in its cache. It
-    keeps at most `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
-    thread-safe. Raises ValueError if `max_nodes` is less than 1.
+    From the prompts that were sent to an engine, the tree predicts which documents the engine still has in its cache. The
+    tree keeps at most `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All
+    methods are thread-safe. Raises ValueError if `max_nodes` is less than 1.
     """
 
     def __init__(self, max_nodes: int = 10_000) -> None:
@@ -180,6 +180,6 @@ class KnowledgeTree:
 def _with_ahead(step: Step[DocumentNode], ahead: float) -> Step[DocumentNode]:
     """Return a step with the bound `ahead`.
 
-    This runs for each document of a prompt, and `dataclasses.replace` would take four times as long.
+    This function runs for each document of a prompt, and `dataclasses.replace` would take four times as long.
     """
     return Step(step.position, step.tokens, step.saved, ahead)

@@ -52,7 +52,7 @@ class Cells:
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether the device has room for a prompt besides the running requests and the cells promised to them.
 
-        If no request runs, the answer is True: the server accepts only prompts that fit into an empty device.
+        If no request runs, the result is True: the server accepts only prompts that fit into an empty device.
 
         waiting: the other waiting requests. Waiting requests, too, may keep KV outside the cells (`Strategy.has_room`).
         """
@@ -89,9 +89,9 @@ class Cells:
         """Save idle KV to host memory, and free cells for a prefetch. Return whether the prefetch may start.
 
         The prefetch may start if enough cells, a sequence id and room in host memory are free. To free cells, this method
-        evicts only runs that no request has used and that have a copy in host memory. Such runs are evicted until
-        `idle_cells` idle cells are left, because the prefetch attends over the whole pool, and then until the prefetch has
-        enough cells. To free host memory, it evicts only copies that a lower tier also has.
+        evicts only runs that no request has used and that have a copy in host memory. Runs are evicted until `idle_cells`
+        idle cells are left, because the prefetch attends over the whole pool, and then until the prefetch has enough cells.
+        To free host memory, this method evicts only copies that a lower tier also has.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)

@@ -185,7 +185,10 @@ class Profile:
         return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
 
     def _fit(self) -> None:
-        """Fit a line by least squares. Its slope is 0 until steps of different depths were observed, and never negative."""
+        """Fit a line by least squares.
+
+        The line's slope is 0 until steps of different depths were observed, and never negative.
+        """
         weight, depth, squares, seconds, products = self._sums
         spread = weight * squares - depth * depth
         slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
@@ -262,8 +265,8 @@ def chunk_size(left: int, most: int, costs: Costs) -> int:
     """Return how many of the `left` tokens to compute in the next step, at most `most`.
 
     The result is a number of whole chunks if `most` allows it, because attention takes as long for part of a chunk as for a
-    whole one. It leaves no tiny remainder for the last step: if possible, both this step and the last one compute at least
-    `recompute_last` tokens.
+    whole one. The result leaves no tiny remainder for the last step: if possible, both this step and the last one compute at
+    least `recompute_last` tokens.
     """
     if left <= most:
         return left

@@ -132,7 +132,7 @@ class DeviceCells:
         return Sequence(self.free_ids.pop(), last_node)
 
     def resume(self, sequence: Sequence, last_node: Node) -> None:
-        """Make an idle sequence active again. Its path now ends in `last_node`, which extends the old path."""
+        """Make an idle sequence active again. The sequence's path now ends in `last_node`, which extends the old path."""
         del self.idle[sequence.last_node]
         sequence.last_node, sequence.active = last_node, True
 

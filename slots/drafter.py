@@ -31,7 +31,7 @@ class ModelDraft:
 
 
 class Drafter(Protocol):
-    """A draft model, with its own KV and one sequence for each slot. It computes in the engine's thread.
+    """A draft model, with its own KV and one sequence for each slot. The draft model computes in the engine's thread.
 
     A draft model never changes an answer: it only proposes tokens, which the main model checks. To *read* a token means to
     compute the draft model's KV of it.
@@ -173,7 +173,7 @@ class DraftTimes:
         self._token = 0.0  # seconds to read a token; 0 before the first read
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
-        """Return the time to draft one more token for each stream, divided by the time of a step of the main model.
+        """Return the time to draft one more token for each stream, as a multiple of the time of a step of the main model.
 
         step: the seconds of a step of the main model.
         """

@@ -113,7 +113,7 @@ SAMPLES = 5  # a factor is about the mean of this many recent samples
 
 @dataclass(slots=True)
 class Factor:
-    """The ratio of measured to predicted times. Its initial value counts as one sample, like each measured time."""
+    """The ratio of measured to predicted times. The factor's initial value counts as one sample, like each measured time."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -173,8 +173,8 @@ class Pace:
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
         """Return the known time, moved towards a new time.
 
-        is_late: whether the known time is too old (see `is_old`). The new time then counts as much as the known time, which
-            is more than usual.
+        is_late: whether the known time is too old (see `is_old`). If it is too old, the new time counts as much as the known
+            time, which is more than usual.
         """
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
@@ -305,7 +305,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn from the accepted and rejected ones.
 
-        checked: those spans of the last step that ran which have drafts. This method clears the list.
+        checked: those spans of the last step that ran which have drafts. `settle` clears this list.
 
         Call this at the start of each step, even of a step for which `propose` is not called.
         """
@@ -468,7 +468,7 @@ class Drafts:
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
         """Return the time of a step with `length` drafted tokens per stream, as a multiple of a step without drafts.
 
-        each: the time of a pass of the draft model, in the same unit.
+        each: the time of a pass of the draft model, as a multiple of a step without drafts.
         """
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 

@@ -36,7 +36,7 @@ class Fetch:
 
     tier: the tier's name.
     texts (int32): as in `Layout.texts`.
-    gained: how many tokens the request need not compute, thanks to the fetch.
+    gained: how many tokens the request need not compute because of the fetch.
     seconds: the time to compute the `gained` tokens.
     num_bytes: the size of all records.
     keys: the keys and sizes of the records that are not in host memory yet, prefixes first.

@@ -38,7 +38,7 @@ class Below(Protocol):
         ...
 
     def has_written(self, key: str) -> bool:
-        """Return whether a lower tier has written a record, so that the copy in host memory may be evicted without loss."""
+        """Return whether a lower tier has written a record: the copy in host memory can then be evicted without loss."""
         ...
 
     def takes(self, num_bytes: int) -> bool:
@@ -149,7 +149,7 @@ class HostMemory:
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, node: Node, num_tokens: int = 0) -> bool:
-        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if the tokens do not fit even then.
+        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if the tokens still do not fit.
 
         Copies that a lower tier also has are evicted before all others. If evicting them does not make enough room, and a
         lower tier accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that
@@ -186,7 +186,7 @@ class HostMemory:
     def settle(self) -> None:
         """Evict copies to reduce the overdraft.
 
-        First come copies that a lower tier has written by now, then copies that are not meant for any lower tier.
+        Copies that a lower tier has written by now are evicted first, then copies that are not meant for any lower tier.
 
         If the lower tiers accept no more bytes, copies that no lower tier has accepted yet are evicted, too. The KV of
         copies that no lower tier had accepted is lost.
@@ -409,7 +409,7 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are matched against. It is a tree of KV or, for models with recurrent states, of such states.
+    """The tree that prompts are matched against. The tree has KV or, for models with recurrent states, such states.
 
     host: host memory with the copies of the tree's runs.
     profile: learns the time to compute tokens.

@@ -252,7 +252,7 @@ class Job:
     def accept(self, token: int) -> None:
         """Append the token that was sampled after an accepted drafted token.
 
-        The drafted token already has KV, so `computed` grows by one.
+        The drafted token already has KV, so the job's `computed` grows by one.
         """
         self.append(token)
         self.computed += 1

@@ -97,11 +97,11 @@ class Pins:
 
 
 class OutOfSequences(RuntimeError):
-    """Running requests use all sequence ids. This is a programming error: the tree was made for fewer slots."""
+    """Running requests use all sequence ids. The error shows a mistake in the program: the tree was made for fewer slots."""
 
 
 class PrefixTree(PromptTree):
-    """The tree of all cached KV. It finds, claims, releases and evicts runs.
+    """The tree of all cached KV. The tree finds, claims, releases and evicts runs.
 
     Each change adds memory operations to the next plan.
 
@@ -137,7 +137,7 @@ class PrefixTree(PromptTree):
     def void(self) -> None:
         """Forget KV that only the device had, and operations that were never carried out. Finished copies stay.
 
-        Afterwards no cell and no sequence is in use. This works even if the tree's counts of cells were wrong before.
+        Afterwards no cell and no sequence is in use. `void` works even if the tree's counts of cells were wrong before.
         """
         self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
@@ -160,8 +160,9 @@ class PrefixTree(PromptTree):
     ) -> Claim:
         """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
-        If an idle sequence is a prefix of the prompt, and no token of it has to be computed again, the request continues
-        this sequence. Otherwise it gets a new sequence, which shares the cells of the cached prefix (a fork).
+        If an idle sequence is a prefix of the prompt, and none of its tokens have to be computed again, the request
+        continues this sequence. If there is no such sequence, the request gets a new one, which shares the cells of the
+        cached prefix (a fork).
 
         stops: ascending positions where nodes must end.
         documents: (key, start, stop) of each document.

@@ -112,8 +112,10 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Put requests back after the device has lost all KV, and with it the planned copies that were not made yet.
 
-        again: requests without generated tokens. They are put at the head of the queue, after the requests of `paused`.
-        paused: requests with generated tokens. They are put at the head of the queue, before the requests of `again`.
+        again: requests without generated tokens. These requests are put at the head of the queue, after the requests of
+            `paused`.
+        paused: requests with generated tokens. These requests are put at the head of the queue, before the requests of
+            `again`.
 
         Some waiting requests have generated tokens, but cannot continue because their layout is no longer valid. Remove them
         from the queue and return them.
@@ -149,7 +151,7 @@ class Queue:
     def _first(self) -> Job | None:
         """Return the first request of the highest priority that may start; None if no request may start.
 
-        If a request may start, and some waiting request has to run alone, return the latter instead.
+        If a request may start, but some waiting request has to run alone, return the request that has to run alone.
         """
         first: Job | None = None
         for job in self._waiting:

@@ -315,7 +315,7 @@ class RadixTree(Generic[N]):
     def insert(self, root: N, tokens: np.ndarray, stops: Seq[int]) -> dict[int, N]:
         """Add tokens below `root`, so that a node ends at each position of `stops` and at the end of `tokens`.
 
-        Return, for each of these positions, the node that ends there.
+        Return a mapping from each of these positions to the node that ends there.
         """
         ends = {0: root}
         node, start = root, 0

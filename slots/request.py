@@ -123,7 +123,7 @@ class Layout:
         return 0 < position < len(self.tokens) and all(segment.stop != position for segment in self.segments)
 
     def segment_at(self, position: int) -> Segment:
-        """Return the segment that contains `position`; the whole prompt if there is none."""
+        """Return the segment that contains `position`; if no segment does, the whole prompt as one."""
         whole = Segment(len(self.tokens), "the prompt")
         return next((segment for segment in self.segments if position < segment.stop), whole)
 

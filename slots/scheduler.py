@@ -294,7 +294,7 @@ class Scheduler:
         return job
 
     def finish(self, job: Job) -> None:
-        """End a waiting or running request. Its KV stays in the tree, unless the request asks not to be cached."""
+        """End a waiting or running request. The request's KV stays in the tree, unless the request asks not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._release(job) if has_run else self.waiting.discard(job)
@@ -378,7 +378,7 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Free cells after the runner found too few for a step: evict KV, or else preempt a request.
+        """Make cells free, because the runner found too few for a step: evict KV, or else preempt a request.
 
         Return False if no KV can be evicted and no second request runs.
         """
@@ -417,7 +417,7 @@ class Scheduler:
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device.
 
-        keep: whether copies in host memory stay. If an error occurs while the copies are kept, they are dropped, too.
+        keep: whether copies in host memory stay. If keeping the copies raises an error, they are dropped, too.
         """
         try:
             if keep:
@@ -584,7 +584,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _release(self, job: Job) -> None:
-        """End a request's use of its slot and its sequence. Its KV stays in the tree as idle KV."""
+        """End a request's use of its slot and its sequence. The request's KV stays in the tree as idle KV."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)

@@ -44,7 +44,7 @@ class Scope:
 
     @property
     def text(self) -> str:
-        """The scope as text, as files contain it. Only for shared scopes."""
+        """The scope as text, as files contain it. Only the text of a shared scope may be used."""
         return f"{self.name}{SEPARATOR}{self.adapters}" if self.adapters else self.name
 
     @property

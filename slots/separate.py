@@ -1,6 +1,6 @@
 """Separate reading: each document is read (computed) after the prompt's prefix alone.
 
-Then the document's KV is moved to its place.
+After the reading, the document's KV is moved to its place in the prompt.
 
 A request with separately read documents runs in stages. In each stage but the last, its prompt is the prefix and one
 document, so the KV of this document is as exact as that of any other prompt:
@@ -116,7 +116,7 @@ class MovedDocument:
 class SeparateLayout(Layout):
     """The layout of a prompt with separately read documents, or of a stage that reads one of them.
 
-    In the whole prompt, the tokens of these documents are marked (`mark`).
+    In the layout of the whole prompt, the tokens of separately read documents are marked (`mark`).
 
     moved: the separately read documents; empty in a stage.
     reads: None if this is not a stage. In a stage, the number of the document that the stage reads, and the layout of the

@@ -33,7 +33,7 @@ class Slot:
     ahead (int32): the tokens of a background request that has prefilled the next turn of that last request; empty: no next
         turn is prefilled.
 
-    Any other background request, and any stage that reads a document, leaves these fields as they are.
+    Any other background request, and any stage that reads a document, leaves what the slot remembers as it is.
     """
 
     id: int

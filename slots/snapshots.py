@@ -35,7 +35,7 @@ class SnapshotState(StrategyState):
     """The snapshots of a job.
 
     stops: the positions where the job's prefill pauses for a snapshot.
-    taken: the run at whose end the job's last snapshot was taken, even if this snapshot is gone.
+    taken: the run that ends where the job's last snapshot was taken, even if this snapshot is gone.
     """
 
     stops: tuple[int, ...] = ()
@@ -59,8 +59,8 @@ class Snapshots(StateTree):
     tree: the prefix tree, which has the sequences.
     host: host memory. If its budget is 0, no states are kept.
     spacing: the fewest tokens between two states of a prompt; for exceptions, see `stops`.
-    unused: how many states inside prompts are kept that no second prompt has used yet. This limit is raised when a state
-        that was dropped because of it had to be taken again.
+    unused: how many states inside prompts are kept that no second prompt has used yet. The limit is raised when a state that
+        was dropped because of the limit had to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -233,10 +233,10 @@ class Snapshots(StateTree):
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
         """After two later turns of a chat, forget the state of a turn, or lower its worth.
 
-        The state is forgotten if only a small gap is then left between the states before and after it. Otherwise its worth
-        is lowered.
+        The state is forgotten if only a small gap is then left between the states before and after it. If the gap would be
+        larger, the state's worth is lowered.
 
-        last: the node with the state of the turn after that turn.
+        last: the node with the state of the first of the two later turns.
         states: the states before `last`, nearest first.
         """
         below = last

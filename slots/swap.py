@@ -1,4 +1,6 @@
-"""Swap: while a step computes a prompt, the KV of other requests is in host memory. Their KV comes back after the step.
+"""Swap: while a step computes a prompt, the KV of other requests is in host memory.
+
+The KV of those requests comes back after the step.
 
 Attention passes over all cells in use. On the CPU, a cell that no token of the step sees takes an eighth to a quarter of the
 time of a cell that is seen, because the kernel works on tiles of cells, which may belong to several requests. Moving a cell
@@ -140,7 +142,7 @@ def swap_out(
     if there is room for it; otherwise it is kept only until the step ends.
 
     runs: the runs on the device.
-    computing: the running requests that the step computes. The KV of these requests is moved to the first cells.
+    computing: the running requests that the step computes. The KV of the computing requests is moved to the first cells.
     in_place: whether the KV of the computing requests is in the first cells already.
     """
     copies: list[Operation] = []

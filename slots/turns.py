@@ -13,7 +13,7 @@ from .job import Job, Phase, Turn
 
 
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
-    """Return the running requests that may share the next step. All these requests have the same set of LoRA adapters.
+    """Return the running requests that may share the next step. All returned requests have the same set of LoRA adapters.
 
     A llama.cpp context computes with one set at a time, so the sets take turns. The next set is the one after `last`, the
     set of the last step.
@@ -83,7 +83,8 @@ class LateStarts:
 
         If a set has no entry, none of its prompts is late. The running prompts up to the turn in the result have enough
         tokens for an efficient step. If streams decode, an efficient step is as full as the prefill budget allows. If no
-        stream decodes, an efficient step is almost a full batch, or large enough to swap out the cells of other requests.
+        stream decodes, an efficient step lacks less than a chunk to a full batch, or is large enough to swap out the cells
+        of other requests.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts:

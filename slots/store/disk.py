@@ -189,7 +189,7 @@ class DiskTier:
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if it is refused, for example because the queue is full.
+        """Queue a record. Return False if the record is refused, for example because the queue is full.
 
         Any thread may call this. After a failed write, the queue takes only one record at a time, until a write succeeds.
         """
@@ -210,7 +210,7 @@ class DiskTier:
         return True
 
     def get(self, key: str) -> Record | None:
-        """Read a file, and count it as used. Return None if it is gone or damaged. Any thread may call this."""
+        """Read a file, and count it as used. Return None if the file is gone or damaged. Any thread may call this."""
         path, now = self.folder / key, time.time_ns()
         entry = self.index.entries.get(key) if key in self else None
         if entry is None:

@@ -138,8 +138,8 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 class Fetches:
     """The scheduler's `Fetcher`: it brings records for waiting prompts into host memory.
 
-    Its methods run in the engine's thread, except `_bring`, which reads files. Once the records of open fetches exceed half
-    of host memory's budget, `look` begins no further fetch.
+    The methods of `Fetches` run in the engine's thread, except `_bring`, which reads files. Once the records of open fetches
+    exceed half of host memory's budget, `look` begins no further fetch.
 
     lower: the lower tiers. A prompt's records are read from the first tier from which reading them pays.
     hand_over: lets the engine's thread call a function.
@@ -326,7 +326,7 @@ class Fetches:
             self._read(partial(self._bring, fetch, tier, entry.key))
 
     def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
-        """Read a record, and pass it to the engine's thread. This runs in a reading thread."""
+        """Read a record, and pass it to the engine's thread. `_bring` runs in a reading thread."""
         record, began = None, self._clock()
         try:
             if not fetch.is_over:

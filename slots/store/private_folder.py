@@ -26,7 +26,7 @@ class FolderError(Exception):
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: the environment variable that may name the folder. If it has a relative path, it is ignored.
+    variable: the environment variable that may name the folder. A variable with a relative path is ignored.
     usual: the default, relative to the user's home.
     """
     named = os.environ.get(variable, "")
@@ -75,7 +75,7 @@ MOST_TRIES = 10  # to lock a file that other servers remove; on some file system
 
 
 def lock(file: Path) -> int:
-    """Lock a file. The file is made if it is missing.
+    """Lock a file, which is made if it is missing.
 
     Return a descriptor. The lock ends when the descriptor is closed or this process ends. Raises BlockingIOError if the file
     is locked already, and OSError for other errors, for example if the platform has no such locks.

@@ -227,7 +227,7 @@ SIZE = struct.Struct("<Q")  # the size of a record, before it
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
     """Write a saved slot to a file, whole or not at all. Return the file's size. Raises OSError.
 
-    If two writers write the same file at the same time, it has the content of one of them.
+    If two writers write the same file at the same time, the file has the content of one of them.
     """
     with written_aside(path, syncs=True) as file:
         for record in records:

@@ -35,7 +35,7 @@ K = TypeVar("K")
 
 
 class Only(MutableMapping[K, "IndexNode"]):
-    """A mapping with at most one entry. It takes a fifth of the memory of a dict."""
+    """A mapping with at most one entry. Such a mapping takes a fifth of the memory of a dict."""
 
     __slots__ = ("_key", "_node")
 
@@ -62,7 +62,7 @@ class Only(MutableMapping[K, "IndexNode"]):
 
 
 class IndexNode(Run["IndexNode"]):
-    """A run whose KV is in records. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
+    """A run whose KV is in records. A node takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
     covers: the property `records`, in a compact form.
     begins: the property `documents_here`, as one flat tuple.
@@ -401,7 +401,7 @@ class RecordIndex(RadixTree[IndexNode]):
         )
 
     def saved_share(self, node: IndexNode) -> float:
-        """Return 1, as if reading a run took no time, so that its reuse saves all of its computing time."""
+        """Return 1: reuse saves the whole time to compute a run, as if reading the run took no time."""
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
