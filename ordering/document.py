@@ -214,7 +214,9 @@ Message = Mapping[str, object]
 
 
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message that has any, in retrieval rank. The keys are the indices of the messages.
+    """Return the documents of each message that has any, in retrieval rank.
+
+    The keys of the result are the indices of the messages.
 
     top: the field `documents` of the request itself. The documents in `top` belong to the last user message.
     takes_results: whether the content of a tool's message may be a list of documents. A tool's list is ignored if it has

@@ -118,7 +118,7 @@ def _to_end(
 
 
 def stop_child(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Send SIGTERM to a process. Kill it if it still runs after `patience` seconds."""
+    """Send SIGTERM to a process. Kill the process if it still runs after `patience` seconds."""
     process.terminate()
     try:
         process.wait(patience)

@@ -64,7 +64,7 @@ class Drafter(Protocol):
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """Read up to `most` tokens of an idle slot's history, so that they need not be read in the slot's next turn.
 
-        Return False if no token is left to read, or if a new request aborts this.
+        Return False if no token is left to read, or if a new request aborts the reading.
 
         cached: the length of the history's prefix that may be read.
         """
@@ -80,7 +80,10 @@ class Drafter(Protocol):
         ...
 
     def forget(self, scope: Scope) -> None:
-        """Free the KV of a scope. If requests of the scope are running, their tokens are read again later."""
+        """Free the KV of a scope.
+
+        If requests of the scope are running, the tokens of these requests are read again later.
+        """
         ...
 
 

@@ -124,7 +124,7 @@ class Groups:
         entry.expect(self._num_cached(job))
 
     def remove(self, job: Job) -> None:
-        """Remove a request, if it is among these requests."""
+        """Remove a request from the groups, if it is in them."""
         if (entry := self._entries.pop(job, None)) is None:
             return
         sharers = self._sharers[entry.place]

@@ -281,7 +281,7 @@ class HostMemory:
     # ---- copies ----------------------------------------------------------------------------------------------------
 
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None, record: str = "") -> None:
-        """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for them.
+        """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for these copies.
 
         record: the key of the record from which the copies come; empty: they come from the device.
         """

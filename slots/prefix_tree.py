@@ -319,7 +319,7 @@ class PrefixTree(PromptTree):
     def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a leaf's cells.
 
-        keep: whether to move the run to host memory. If host memory does not take it, the run is forgotten.
+        keep: whether to move the run to host memory. If host memory does not take the run, the run is forgotten.
         """
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)

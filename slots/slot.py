@@ -30,8 +30,8 @@ class Slot:
     num_prompt: how many tokens of the history are the last request's prompt.
     prefix_cache_tokens, prefix_cache_ratio: how many prompt tokens of the last request were not computed, and their share of
         the prompt.
-    ahead (int32): the tokens of a background request that has prefilled the next turn of that last request; empty: no next
-        turn is prefilled.
+    ahead (int32): the tokens of a background request that has prefilled the next turn of the remembered request; empty: no
+        next turn is prefilled.
 
     Any other background request, and any stage that reads a document, leaves what the slot remembers as it is.
     """

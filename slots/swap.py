@@ -63,7 +63,7 @@ class Swap:
     def bound_cells(self, job: Job) -> None:
         """Recompute the upper bound of the cells in use, before a request's copies are restored into the first free cells.
 
-        No bound covers private tokens. While any request has private tokens, the old bound stays.
+        No bound covers private tokens. While any request has private tokens, the upper bound is not lowered.
         """
         device = self._tree.device
         if device.cells_end > self.num_used and not any(one.num_private for one in self._running):

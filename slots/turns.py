@@ -83,7 +83,7 @@ class LateStarts:
 
         If a set has no entry, none of its prompts is late. The running prompts up to the turn in the result have enough
         tokens for an efficient step. If streams decode, an efficient step is as full as the prefill budget allows. If no
-        stream decodes, an efficient step lacks less than a chunk to a full batch, or is large enough to swap out the cells
+        stream decodes, an efficient step is less than a chunk short of a full batch, or large enough to swap out the cells
         of other requests.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]

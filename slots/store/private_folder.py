@@ -1,6 +1,6 @@
 """Private folders for KV or documents: checks of their owner, locks, and files that are written whole or not at all.
 
-Whoever can write to such a folder can change answers. So a private folder must not be writable for anyone but its owner.
+Whoever can write to a private folder can change answers. So only the owner of a private folder may be able to write to it.
 """
 
 from __future__ import annotations
