@@ -235,7 +235,8 @@ class Drafts:
     prompt in pieces, between the steps of the main model, once the answer's first token is sampled.
 
     max_rows: the most rows of logits of a step; 0: no drafts.
-    max_stall: the most seconds that drafts may add to a step with several streams. Steps aim at a little less (`AIM`).
+    max_stall: the most seconds that drafts may add to a step with several streams. Steps aim at a little less than
+        `max_stall` (`AIM`).
     longest: the most tokens of a draft. The state of a recurrent model must be rolled back after a wrong token, so such a
         model limits the length of drafts.
     ends: tokens that end an answer; they are never drafted.

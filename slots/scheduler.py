@@ -524,7 +524,9 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause the youngest background request, so that a client's request can start. Return False if there is none.
+        """Pause the youngest background request, so that a client's request can start.
+
+        Return False if there is no such background request.
 
         slot: pause only a request in this slot; -1: in any slot.
         """

@@ -26,7 +26,7 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Late prompts: they start only after running prompts are computed, although a slot is idle.
+    """Late prompts: prompts that start only after certain running prompts are computed, although a slot is idle.
 
     If a late prompt started at once, its first token would not come earlier. But the documents of the late prompt would be
     ordered before the KV of the running prompts can be reused, and attention would pass over the late prompt's cells in the
