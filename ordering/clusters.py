@@ -1,9 +1,9 @@
 """An order for requests that are all known in advance: requests that share documents follow one another.
 
 RAGBoost (section 4.1) builds a tree from the bottom up: it merges the closest pair of document sets again and again, in time
-that grows with the square of their number. Here, the tree grows from the top down. The requests with the document whose
-sharing saves the most tokens are the first cluster. The remaining requests are split in the same way, and so is each cluster
-afterwards. In this example, a number says how many requests share a document:
+that grows with the square of their number. In this module, the tree grows from the top down. The requests with the document
+whose sharing saves the most tokens are the first cluster. The remaining requests are split in the same way, and so is each
+cluster afterwards. In this example, a number says how many requests share a document:
 
     a b c      +-- a (3) --+-- b (2) --+-- c
     b a d      |           |           +-- d
@@ -28,7 +28,7 @@ class Cluster:
     """Requests that share documents.
 
     requests: the indices of the requests.
-    placed: the keys of the documents that all of them share.
+    placed: the keys of the documents that are placed first, all of which these requests share.
     """
 
     requests: Sequence[int]

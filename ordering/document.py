@@ -102,7 +102,9 @@ def _own_id(document: Document) -> str:
 
 
 def _fields(value: Mapping[str, object], where: str) -> tuple[Mapping[str, object], str]:
-    """Return the object that has a document's text, and its path. This is the document itself, or Cohere's `data` object.
+    """Return the object that has a document's text, and the path of this object.
+
+    This object is the document itself, or Cohere's `data` object.
 
     If `data` has no text field, its fields make up the text, one in each line.
     """
@@ -173,7 +175,10 @@ def _shown(value: object) -> str:
 
 
 def _digest(*parts: str) -> str:
-    """Return a hash of the parts. Their lengths are hashed, too, so that different lists of parts give different inputs."""
+    """Return a hash of the strings `parts`.
+
+    The lengths of the parts are hashed, too, so that different lists of parts give different inputs.
+    """
     digest = blake2b(digest_size=16)
     for part in parts:
         data = part.encode(errors="surrogatepass")
@@ -209,11 +214,13 @@ Message = Mapping[str, object]
 
 
 def find_documents(messages: Sequence[Message], top: object, takes_results: bool) -> dict[int, tuple[Document, ...]]:
-    """Return the documents of each message that has any, in retrieval rank. The keys are the indices of the messages.
+    """Return the documents of each message that has any, in retrieval rank.
 
-    top: the field `documents` of the request itself. These documents belong to the last user message.
-    takes_results: whether the content of a tool's message may be a list of documents. Such a list is ignored if it has more
-        than 262,144 elements, or more documents than the request may still have.
+    The keys of the result are the indices of the messages.
+
+    top: the field `documents` of the request itself. The documents in `top` belong to the last user message.
+    takes_results: whether the content of a tool's message may be a list of documents. A tool's list is ignored if it has
+        more than 262,144 elements, or more documents than the request may still have.
 
     Raises DocumentError, also for more than 10,000 messages or documents.
     """
@@ -258,8 +265,8 @@ def documents_in(message: Message, where: str, most: int = MOST_DOCUMENTS) -> tu
     """Return the documents in the content of a tool's message.
 
     Return () if the content is not a list of documents, or has more than `most` of them. The content may be a list, an
-    object with a list, or JSON text of either. Each document must have an id and a text. Its other fields are put before its
-    text, one in each line, except for ranks and scores.
+    object with a list, or JSON text of either. Each document must have an id and a text. A document's other fields are put
+    before its text, one in each line, except for ranks and scores.
     """
     listed, _ = _listed(message.get("content"))
     if not 0 < len(listed) <= most or not all(map(_is_document, listed)):
@@ -286,7 +293,10 @@ def leave_out(documents: Sequence[Document], shown_before: AbstractSet[str]) -> 
 
 
 def _listed(content: object) -> tuple[Sequence[object], Mapping[str, object]]:
-    """Return the list in a message's content, and the content's other fields. Both are empty if there is no list."""
+    """Return the list in a message's content, and the content's other fields.
+
+    If there is no list, both results are empty.
+    """
     if isinstance(content, str):
         if content.lstrip()[:1] not in ("[", "{") or sum(map(content.count, ELEMENTS)) > MOST_ELEMENTS:
             return (), {}

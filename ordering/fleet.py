@@ -57,7 +57,7 @@ class _Weighed:
 
 
 class Fleet:
-    """Predicts the cache of each replica from requests and answers. It does no I/O, and is thread-safe.
+    """Predicts the cache of each replica from requests and answers. A fleet does no I/O, and is thread-safe.
 
     Each replica has a knowledge tree of at most `max_nodes` documents. A session stays with the replica that served it last.
     """
@@ -69,7 +69,7 @@ class Fleet:
         self._lock = Lock()
 
     def replicas(self, names: Collection[str]) -> None:
-        """Forget all replicas except those with these names. The sessions of the others start anew elsewhere."""
+        """Forget all replicas except those with these names. Sessions of forgotten replicas start anew elsewhere."""
         with self._lock:
             self._trees = {name: tree for name, tree in self._trees.items() if name in names}
             self._homes.update({session: GONE for session, home in self._homes.items() if home not in names})
@@ -88,13 +88,14 @@ class Fleet:
         """Return a placement for each replica of `names`, the best one first.
 
         documents: (key, tokens) of each document, in retrieval rank, with the same tokens as in `served`.
-        busy: returns the work that waits at a replica, in tokens of prefill. It should also count running answers. Otherwise
-            requests whose documents are all cached pile up at one replica.
+        busy: returns the work that waits at a replica, in tokens of prefill. The work should also count running answers. If
+            running answers did not count, requests whose documents are all cached would pile up at one replica.
         session: the name of the request's session; None: it has none.
 
         The replica with the session's history comes first. The other replicas follow in the order of their cost, least cost
         first. Of replicas with the same cost, the one with the fewest cached documents comes first, so that empty caches
-        fill. If these numbers are equal, too, the order of the names decides. Raises ValueError for a key given twice.
+        fill. If the numbers of cached documents are equal, too, the order of the names decides. Raises ValueError for a key
+        given twice.
         """
         request, home = request_of(documents), self._home(session)
         ranked = sorted((self._weighed(request, name, home, busy(name)) for name in names), key=_Weighed.worth)

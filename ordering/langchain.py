@@ -39,5 +39,5 @@ class CacheOrder(BaseDocumentCompressor):  # pyright: ignore[reportUntypedBaseCl
 
 
 def _key(document: Document) -> str:
-    """Return a hash of id and text. For a cache, a new version of a document is a new document."""
+    """Return a hash of id and text. If a document's text changes, so does its hash, and a cache sees a new document."""
     return hashlib.blake2b(f"{document.id}\n{document.page_content}".encode(), digest_size=16).hexdigest()

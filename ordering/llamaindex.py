@@ -47,5 +47,5 @@ def _text(node: NodeWithScore) -> str:
 
 
 def _key(node: NodeWithScore) -> str:
-    """Return a hash of id and text. For a cache, a new version of a node is a new node."""
+    """Return a hash of id and text. If a node's text changes, so does its hash, and a cache sees a new node."""
     return hashlib.blake2b(f"{node.node.node_id}\n{_text(node)}".encode(), digest_size=16).hexdigest()

@@ -28,12 +28,12 @@ class PastedFormat:
 
     mark: a text that each list contains.
     before: matches the text before the first document.
-    opening: matches the start of each document. Its groups `number` and `name` are the document's number and name.
+    opening: matches the start of each document. The pattern's groups `number` and `name` are the document's number and name.
     closing: the text at the end of each document; empty: a document ends where the next one begins.
     after: the text after the last document; empty: the list ends with the closing of the last document.
     separator: the text that is usually between two documents.
     has: a pattern that must occur in each document.
-    is_fence: whether each closing must be a line of its own.
+    is_fence: whether the documents are in code fences, so that each closing must be a line of its own.
     least: the fewest documents that a list may have.
     """
 
@@ -160,7 +160,7 @@ class PastedList:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """A list at position `start` of a text that looks like a list of a known format, but is left as it is.
+    """Text at position `start` that looks like a list of a known format, but is left as it is.
 
     why: the reason.
     """
@@ -262,7 +262,7 @@ def _marked(format: PastedFormat, text: str) -> Iterator[PastedList | Untouched]
 def _closed(format: PastedFormat, text: str, start: int) -> tuple[list[_Block], list[str], int]:
     """Return the documents of a list in a format with closings. Raises _Unfit.
 
-    Return also the white space after each document, and the position where the last one ends.
+    Also return the white space after each document, and the position where the last document ends.
     """
     stop = _stop(format, text, start)
     blocks: list[_Block] = []

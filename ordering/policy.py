@@ -1,7 +1,7 @@
 """Policies that order a request's documents, so that the request reuses more of a prefix cache.
 
 A policy takes a request and an index of cached documents, and returns the ranks of the movable documents in their new order.
-It does not change the index.
+A policy does not change the index.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Step(Generic[P]):
     position: the end of the document in the cache.
     tokens: how many tokens can be reused.
     saved: `tokens` minus the cost of restoring them, in tokens of prefill; 0 or more. A document on the device saves all of
-        its tokens. A document on a slower tier saves fewer.
-    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. With it, the
-        search skips branches that cannot lead to the best order.
+        its tokens. A document on a slower tier saves fewer tokens than it has.
+    ahead: an upper bound on the tokens that any path after this document saves, including `Index.beyond`. This bound lets
+        the search skip branches that cannot lead to the best order.
     """
 
     position: P
@@ -61,21 +61,21 @@ class Index(Protocol[P]):
         ...
 
     def follow(self, position: P, key: str) -> Step[P] | None:
-        """Return the step over document `key`; None if it is not cached directly after `position`."""
+        """Return the step over document `key`; None if the document is not cached directly after `position`."""
         ...
 
     def beyond(self, position: P) -> float:
         """Return the tokens that a request saves after its last document, if that document ends at `position`.
 
-        For example, the documents of an earlier turn are followed by the rest of the conversation. The same order of
-        documents then reuses this text, too. The result is 0.0 if no cached text follows.
+        For example, the documents of an earlier turn are followed by the rest of the conversation. A later request with the
+        same order of documents reuses this text, too. The result is 0.0 if no cached text follows.
         """
         ...
 
 
 @runtime_checkable
 class RecencyIndex(Protocol):
-    """An index that also knows the last use of a document. Only the `recency` policy needs it."""
+    """An index that also knows the last use of a document. Only the `recency` policy needs such an index."""
 
     def recency(self, key: str) -> float | None:
         """Return a number that is greater the later the document was used; None for an unknown document."""
@@ -112,8 +112,8 @@ class OrderRequest:
 class Walk(Generic[P]):
     """The cached prefix of a sequence of documents.
 
-    documents, tokens: the length of this prefix, in documents and in tokens.
-    saved: how many tokens of prefill its reuse saves.
+    documents, tokens: the length of the cached prefix, in documents and in tokens.
+    saved: how many tokens of prefill the reuse of the cached prefix saves.
     """
 
     documents: int
@@ -160,7 +160,7 @@ def auto(request: OrderRequest, index: Index[P], floor: float = 0.0) -> Sequence
 
     If several orders save the same, the lexicographically smallest one is returned, which is nearest to retrieval rank.
 
-    floor: a number of tokens. Orders that do not save more tokens are ignored.
+    floor: a number of tokens. Orders that save no more tokens than `floor` are ignored.
 
     The result is exact: a depth-first search visits every cached path that this request's documents can reach, and skips
     only branches that, by their bound (`Step.ahead`), cannot save more. Documents that are not cached follow the cached
@@ -211,9 +211,9 @@ def _shared_first(request: OrderRequest, placed: Sequence[int]) -> Sequence[int]
     """Return `placed`, then the documents that the most waiting requests share, then all others in retrieval rank.
 
     A waiting request counts only as long as it has all documents placed so far, because it can only reuse a common prefix.
-    In this way, a request that finds nothing cached still computes a prefix for waiting requests (RAGBoost, 5.1). The order
-    is the best one for a single waiting request, and greedy for several. The time is proportional to the number of documents
-    of all these requests, because counts only fall.
+    In this way, a request that finds nothing cached still computes a prefix for waiting requests (RAGBoost, 5.1). For a
+    single waiting request, the order is the best one; for several requests, it is found greedily. The time is proportional
+    to the number of documents of all waiting requests: the number of requests that share a document only falls.
     """
     rest = dict.fromkeys(request.movable)
     for i in placed:
@@ -320,7 +320,7 @@ class Arrangement:
 
     order: the retrieval ranks, from 0, in the order of the prompt: `order[0]` is the rank of the prompt's first document.
     reused_documents: how many leading documents are cached in this order.
-    reused_tokens: how many tokens these documents have. Text before and after the documents is not counted.
+    reused_tokens: how many tokens of the reused documents are cached. Text before and after the documents is not counted.
     """
 
     order: tuple[int, ...]
@@ -354,11 +354,11 @@ def arrange(
     waiting: for each waiting request, the keys of its documents. Of the documents that are not cached, `auto` puts those
         that waiting requests share before all others.
     best: the place of the document of rank 1, one of `BEST_PLACES`. `last` is ignored if `keep_first` or `keep_last` is set.
-    pays: decides between the best order with the document of rank 1 in a fixed place, and the best of all orders. It takes
-        the number of tokens that each of them saves, and returns whether to use the second order. If `best` is `free`, the
-        fixed place is the first one. None: `best` alone decides.
+    pays: decides between the best order with the document of rank 1 in a fixed place, and the best of all orders. `pays`
+        takes the number of tokens that each of the two orders saves, and returns whether to use the second one. The fixed
+        place is the last one if `best` is `last`, otherwise the first one. If `pays` is None, `best` alone decides.
 
-    With `pays`, there is a second search.
+    If `pays` is given, there may be two searches instead of one.
 
     Raises ValueError for an unknown policy or place, a key given twice, a negative `keep_first` or `keep_last`, `names` and
     `keys` of different lengths, and more documents than `oracle` can try.
@@ -388,7 +388,7 @@ def _arranged(request: OrderRequest, index: Index[P], policy: str) -> Arrangemen
 def _with_fixed(request: OrderRequest, index: Index[P], policy: str, best: str) -> Arrangement:
     """Return the best order with the document of rank 1 in a fixed place.
 
-    This place is after all other documents if `best` is `last`, else before them.
+    The fixed place is after all other documents if `best` is `last`, else before them.
     """
     size = len(request.keys)
     if best != "last":
@@ -461,7 +461,8 @@ async def read_along(post: Post, chat: Mapping[str, object], stages: AsyncIterab
 
     post: sends a body to the server.
     chat: the body of the later chat completion, without documents.
-    stages: yields the best documents so far after each stage of the search, in retrieval rank. The last stage is the result.
+    stages: yields the best documents so far after each stage of the search, in retrieval rank. The documents of the last
+        stage are the result.
     """
     turn: dict[str, object] = {**chat, "id": secrets.token_hex(8), "stream": False}
     newest: dict[str, object] | None = turn

@@ -1,4 +1,7 @@
-"""The prompt text of documents, and the lines of hints about them. No other module writes these texts."""
+"""The prompt text of documents, and the lines of hints about them.
+
+No other module writes prompt texts of documents, or such hints.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def document_text(document: Document) -> str:
     """Return the prompt text of one document, which is the same at any place in a prompt.
 
     The id comes first, so that two documents differ in their first tokens. A backslash is put before each bracket in an id,
-    and a space before a paragraph that begins with a bracket, even if spaces precede the bracket. So two different lists of
-    documents never have the same text. If the document has a `form`, this is its text.
+    and a space before a paragraph that begins with a bracket, even if spaces precede the bracket. Thanks to these additions,
+    two different lists of documents never have the same text. If the document has a `form`, this is its text.
     """
     if document.form:
         return document.form
@@ -30,13 +33,13 @@ def document_text(document: Document) -> str:
 def order_hint(order: Sequence[Document], rank: Sequence[Document]) -> str:
     """Return a line that tells the model the retrieval rank; "" if `order` is the rank already (RAGBoost, 5.3).
 
-    The line begins with the document of best rank, and stops as soon as the remaining documents are already in rank. This
-    saves tokens and loses no information. Put the line after the documents and before the question, where it breaks no
-    shared prefix. The line contains ids, but no text of documents.
+    The line begins with the document of best rank, and stops as soon as the remaining documents are already in rank.
+    Stopping early saves tokens and loses no information. Put the line after the documents and before the question, where it
+    breaks no shared prefix. The line contains ids, but no text of documents.
 
     order: the documents in the order of the prompt.
-    rank: the documents in retrieval rank. A document that is not in `order` is elsewhere in the prompt. The line names it,
-        unless it has the last rank.
+    rank: the documents in retrieval rank. A document that is not in `order` is elsewhere in the prompt. The line also names
+        a document that is elsewhere, unless that document has the last rank.
     """
     return rank_hint([document.id for document in order], [document.id for document in rank])
 
@@ -53,14 +56,17 @@ def rank_hint(order: Sequence[str], ranks: Sequence[str]) -> str:
 def location_hint(ids: Iterable[str]) -> str:
     """Return a line for each document that this turn leaves out because an earlier turn shows it; "" for no ids.
 
-    Put these lines after the new documents and before the order hint. They contain ids, but no text of documents.
+    Put these lines after the new documents and before the order hint. The lines contain ids, but no text of documents.
     """
     lines = "".join(f"See [{_name(id)}] above.\n" for id in ids)
     return f"{lines}\n" if lines else ""
 
 
 def _name(id: str) -> str:
-    """Escape the special characters of an id. Labels and hints then show where it ends, and different ids stay different."""
+    """Escape the special characters of an id.
+
+    Labels and hints with an escaped id show where the id ends, and different ids stay different.
+    """
     return SYNTAX.sub(r"\\\g<0>", id)
 
 

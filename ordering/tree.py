@@ -26,9 +26,9 @@ class DocumentNode:
 class KnowledgeTree:
     """An `Index`: a trie over document keys, whose paths are recently served orders (CacheWeaver, section 3.2).
 
-    From the prompts that were sent to an engine, the tree predicts which documents the engine still has in its cache. It
-    keeps at most `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All methods are
-    thread-safe. Raises ValueError if `max_nodes` is less than 1.
+    From the prompts that were sent to an engine, the tree predicts which documents the engine still has in its cache. The
+    tree keeps at most `max_nodes` documents and evicts the least recently served leaf first, like a prefix cache. All
+    methods are thread-safe. Raises ValueError if `max_nodes` is less than 1.
     """
 
     def __init__(self, max_nodes: int = 10_000) -> None:
@@ -87,10 +87,11 @@ class KnowledgeTree:
         """Store a prompt's documents as `insert` does, and correct the tree by the cached tokens that the engine reported.
 
         If fewer tokens were cached than the tree predicted, the engine has evicted the first missing document and all
-        documents after it. The tree then drops these documents from its predictions before it stores the prompt.
+        documents after it. In this case the tree drops the missing documents from its predictions before it stores the
+        prompt.
 
         order: as in `insert`.
-        cached_tokens: how many tokens of these documents were cached. The text before the documents does not count.
+        cached_tokens: how many tokens of the prompt's documents were cached. The text before the documents does not count.
         """
         served = [(key, tokens) for key, tokens in order]
         with self._lock:
@@ -177,5 +178,8 @@ class KnowledgeTree:
 
 
 def _with_ahead(step: Step[DocumentNode], ahead: float) -> Step[DocumentNode]:
-    """Return a step with another bound. `replace` would take four times as long, for each document of a prompt."""
+    """Return a step with the bound `ahead`.
+
+    This function runs for each document of a prompt, and `dataclasses.replace` would take four times as long.
+    """
     return Step(step.position, step.tokens, step.saved, ahead)

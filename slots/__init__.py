@@ -1,4 +1,4 @@
 """The slot cache: the prefix tree of all cached KV, and the scheduler that runs requests on it.
 
-It knows tokens, but no text.
+The slot cache knows tokens, but no text.
 """

@@ -6,9 +6,9 @@
     | in use   | idle KV      |                  |               |            |
 
 A run is in use while it is on the path of a running request. All other KV in the tree is idle: only idle sequences hold it.
-Idle KV can be evicted, and no other KV is ever evicted. Private tokens are generated tokens with KV. They belong to their
-request, and join the tree when the request ends. Promised cells are still free, but running requests will fill them with
-the rest of their prompts.
+Idle KV can be evicted, and no other KV is ever evicted. Private tokens are generated tokens with KV. Private tokens belong
+to their request, and join the tree when the request ends. Promised cells are still free, but running requests will fill them
+with the rest of their prompts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Cells:
 
     index: the tree that prompts are matched against.
     running: the scheduler's list of running requests.
-    idle_cells: how many cells of idle KV may stay on the device when a request starts. Idle KV beyond that is moved to host
-        memory, because every step attends over the whole pool, idle cells included.
+    idle_cells: how many cells of idle KV may stay on the device when a request starts. More idle KV than that is moved to
+        host memory if this makes the request faster, because every step attends over the whole pool, idle cells included.
     swap: moves the KV of other requests to host memory during a step.
     """
 
@@ -52,7 +52,7 @@ class Cells:
     def fits(self, job: Job, waiting: Iterable[Job] = ()) -> bool:
         """Return whether the device has room for a prompt besides the running requests and the cells promised to them.
 
-        If no request runs, the answer is True: the server accepts only prompts that fit into an empty device.
+        If no request runs, the result is True: the server accepts only prompts that fit into an empty device.
 
         waiting: the other waiting requests. Waiting requests, too, may keep KV outside the cells (`Strategy.has_room`).
         """
@@ -68,7 +68,7 @@ class Cells:
         return job.num_tokens - match.covered + promised < self.num_free + reclaimable
 
     def num_missing(self, job: Job) -> int:
-        """Return how many tokens a waiting request would have to compute if it started now. It must be laid out."""
+        """Return how many tokens a waiting request would have to compute if it started now. The request must be laid out."""
         request, layout, index = job.request, job.layout, self._index
         scope, tokens = request.index_scope, layout.tokens
         reused = min(index.reusable(scope, tokens), index.num_cached(scope, tokens))
@@ -88,10 +88,11 @@ class Cells:
     def make_room(self, prompt: Prompt, scope: Scope) -> bool:
         """Save idle KV to host memory, and free cells for a prefetch. Return whether the prefetch may start.
 
-        It may start if enough cells, a sequence id and room in host memory are free. To free cells, this method evicts only
-        runs that no request has used and that another tier keeps. It evicts them until `idle_cells` idle cells are left,
-        because the prefetch attends over the whole pool, and then until the prefetch has enough cells. To free host memory,
-        it evicts only copies that a lower tier also has. This comes last: otherwise idle runs would be saved into that room.
+        The prefetch may start if enough cells, a sequence id and room in host memory are free. To free cells, this method
+        evicts only runs that no request has used and that another tier keeps. Runs are evicted until `idle_cells` idle cells
+        are left, because the prefetch attends over the whole pool, and then until the prefetch has enough cells. To free
+        host memory, this method evicts only copies that a lower tier also has. This comes last: otherwise idle runs would be
+        saved into the room that it frees.
         """
         tree = self._tree
         missing, _ = self.forecast(prompt, scope)
@@ -106,7 +107,10 @@ class Cells:
         return tree.copies.make_room(self._index.host, missing)
 
     def reserve(self, num_cells: int) -> bool:
-        """Evict idle KV until `num_cells` cells are free. Return False if there is too little idle KV for that."""
+        """Evict idle KV until `num_cells` cells are free.
+
+        Return False if there is too little idle KV to free so many cells.
+        """
         missing = num_cells - self.num_free
         return missing <= 0 or self._tree.evict(missing) >= missing
 

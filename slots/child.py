@@ -30,11 +30,11 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Start a child process that ends when this process ends. Raises OSError.
 
-    is_asked: if True, the child gets SIGTERM when this process ends, so that it can shut down in its own way. If False, it
-        gets SIGKILL.
+    is_asked: if True, the child gets SIGTERM when this process ends, so that it can shut down in its own way. If False, the
+        child gets SIGKILL.
 
-    The other arguments are those of `Popen`. Only Linux sends the signal. On other systems the child has to end itself when
-    its stdin is closed.
+    The other arguments are those of `Popen`. Only Linux sends a signal when this process ends. On other systems the child
+    has to end itself when its stdin is closed.
     """
     lifeline, end = os.pipe()
     process = None
@@ -61,7 +61,9 @@ def start_child(
 
 
 def tie(pid: int, lifeline: int, *, is_asked: bool = False) -> None:
-    """Let Linux send a signal to a process when the write end of a pipe is closed. The end of this process closes it.
+    """Let Linux send a signal to a process when the write end of a pipe is closed.
+
+    When this process ends, the system closes the write end.
 
     lifeline: the read end of the pipe; the process must have it open, too. Nothing is ever written to the pipe.
     is_asked: as in `start_child`.
@@ -85,8 +87,8 @@ def run_child(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a process to its end, and capture its output. Raises OSError, and TimeoutExpired after a timeout.
 
-    timeout: in seconds. After this time, the process is killed.
-    goes_on: called ten times a second. Once it returns False, the process is killed, and TimeoutExpired is raised.
+    timeout: in seconds. After `timeout` seconds, the process is killed.
+    goes_on: called ten times a second. Once `goes_on` returns False, the process is killed, and TimeoutExpired is raised.
     """
     with start_child(command, stdout=PIPE, stderr=PIPE, env=env) as process:
         try:
@@ -100,7 +102,10 @@ def run_child(
 def _to_end(
     process: subprocess.Popen[bytes], timeout: float | None, goes_on: Callable[[], bool] | None
 ) -> tuple[bytes, bytes]:
-    """Wait for a process. Return what it wrote to stdout and to stderr. Raises TimeoutExpired, as `run_child` does."""
+    """Wait for a process.
+
+    Return what the process wrote to stdout and to stderr. Raises TimeoutExpired, as `run_child` does.
+    """
     if goes_on is None:
         return process.communicate(timeout=timeout)
     latest = monotonic() + (math.inf if timeout is None else timeout)
@@ -113,7 +118,7 @@ def _to_end(
 
 
 def stop_child(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Send SIGTERM to a process. Kill it if it still runs after `patience` seconds."""
+    """Send SIGTERM to a process. Kill the process if it still runs after `patience` seconds."""
     process.terminate()
     try:
         process.wait(patience)

@@ -19,15 +19,18 @@ GUESSED_NS = 1e6  # guessed time to compute a token, before the first step
 class Costs:
     """The costs of one model on one device. A threshold of NEVER turns a rule off; by default every rule is off.
 
-    chunk: how many prompt tokens attention computes together. A smaller batch takes about as long as a chunk.
-    background_step: how many prompt tokens a background step has. If a new request aborts it, this computation is lost.
+    chunk: how many prompt tokens attention computes together. A batch smaller than a chunk takes about as long as a chunk.
+    background_step: how many prompt tokens a background step has. If a new request aborts the step, the computed tokens are
+        lost.
     background_ns: the longest time of a background step if the device cannot abort steps; 0: it can.
     recompute_last: how many tokens at the end of a prompt are always computed, in one batch, even if they are cached. A
-        batch with fewer tokens rounds differently, so the bits of an answer would depend on the cache.
+        batch of fewer tokens than `recompute_last` rounds differently, so the bits of an answer would depend on what is
+        cached.
     min_shared: how many uncached tokens two requests must share, so that the second waits until the first has computed them.
     restore_share: the time to restore KV from host memory, divided by the time to compute it.
     apart_from_cells: if at least this many cells are in use, decode and prefill take less time in separate steps.
-    swap_from_tokens: if a step of more tokens than this sees no cell in use, swapping out the cells in use saves time.
+    swap_from_tokens: a step that sees no cell in use saves time by swapping out the cells in use, if the step has more
+        tokens than this.
     cells_per_run: the fixed part of the time to move a run, as the number of cells that move in the same time.
     scattered_tokens: the extra time to save each separate stretch of cells, as the number of tokens that are computed in the
         same time; 0: no extra time.
@@ -98,7 +101,9 @@ class Costs:
         return self.cell_ns * seen > self.tile_cell_ns * together + self.token_ns * (self.tile - size)
 
     def pays_to_swap(self, num_passed: int, num_used: int, num_pieces: int) -> bool:
-        """Return whether a swap takes less time than it saves by keeping attention from passing over cells for nothing.
+        """Return whether a swap saves more time than it takes.
+
+        A swap saves the time in which attention passes over cells that no token sees.
 
         num_passed: the cells that attention would pass over for nothing, counted once for each token.
         num_used: the number of cells in use, all of which a swap may move.
@@ -138,7 +143,7 @@ class Profile:
 
     @property
     def is_learnt(self) -> bool:
-        """Whether a step has been observed. Until then, times are not in seconds."""
+        """Whether a step has been observed. Before the first observed step, times are not in seconds."""
         return self._sums[0] > 0
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -180,7 +185,10 @@ class Profile:
         return math.floor(2 * seconds / (first + math.sqrt(first * first + 4 * growth * seconds)))
 
     def _fit(self) -> None:
-        """Fit a line by least squares. Its slope is 0 until steps of different depths were observed, and never negative."""
+        """Fit a line by least squares.
+
+        The line's slope is 0 until steps of different depths were observed, and never negative.
+        """
         weight, depth, squares, seconds, products = self._sums
         spread = weight * squares - depth * depth
         slope = (weight * products - depth * seconds) / spread if spread > 1e-9 * weight * squares else 0.0
@@ -219,7 +227,7 @@ class PrefillBudget:
         self._slowdown = 1.0  # time of the last step, divided by the expected time
 
     def observe(self, plan: Plan, seconds: float, cells: int) -> None:
-        """Learn from the time that a plan took. The tree's profile learns from it, too.
+        """Learn from the time that a plan took. The tree's profile learns from this time, too.
 
         Plans with drafts, and plans with fewer tokens than a chunk, are ignored. If a step took longer than expected because
         the machine has other work, the next steps become smaller at once.
@@ -257,8 +265,8 @@ def chunk_size(left: int, most: int, costs: Costs) -> int:
     """Return how many of the `left` tokens to compute in the next step, at most `most`.
 
     The result is a number of whole chunks if `most` allows it, because attention takes as long for part of a chunk as for a
-    whole one. It leaves no tiny remainder for the last step: if possible, both this step and the last one compute at least
-    `recompute_last` tokens.
+    whole one. The result leaves no tiny remainder for the last step: if possible, both this step and the last one compute at
+    least `recompute_last` tokens.
     """
     if left <= most:
         return left

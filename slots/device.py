@@ -21,7 +21,7 @@ class Stretches:
         self.total = 0  # of all owners
 
     def of(self, owner: Node | Sequence) -> int:
-        """Return the number of stretches of a run, or of a sequence's private tokens; 0: they are in one piece."""
+        """Return the number of stretches of a run, or of a sequence's private tokens; 0: the KV is in one piece."""
         return self._counts.get(owner, 0)
 
     @property
@@ -35,7 +35,10 @@ class Stretches:
         self.total += 1
 
     def join(self, owner: Node | Sequence) -> int:
-        """Drop and return the count of an owner whose KV was restored in one piece, or is no longer on the device."""
+        """Drop an owner's count of stretches, and return this count.
+
+        The owner's KV was restored in one piece, or is no longer on the device.
+        """
         count = self._counts.pop(owner, 0)
         self.total -= count
         return count
@@ -49,7 +52,7 @@ class Stretches:
     def settle(self, sequence: Sequence, nodes: Iterable[Node]) -> None:
         """Move the count of a sequence's private tokens to `nodes`, the runs made of these tokens.
 
-        The count is dropped if there is no such run.
+        The count is dropped if no new run is made of these tokens.
         """
         if count := self.join(sequence):
             found = {node: min(count, len(node.tokens)) for node in nodes if not node.ready}
@@ -129,7 +132,7 @@ class DeviceCells:
         return Sequence(self.free_ids.pop(), last_node)
 
     def resume(self, sequence: Sequence, last_node: Node) -> None:
-        """Make an idle sequence active again. Its path now ends in `last_node`, which extends the old path."""
+        """Make an idle sequence active again. The sequence's path now ends in `last_node`, which extends the old path."""
         del self.idle[sequence.last_node]
         sequence.last_node, sequence.active = last_node, True
 
@@ -143,7 +146,10 @@ class DeviceCells:
         sequence.length = upto
 
     def catch_up(self, sequence: Sequence) -> int:
-        """Share KV that other sequences have computed on this sequence's path. Return the number of tokens."""
+        """Share KV that other sequences have computed on this sequence's path.
+
+        Return how many tokens `sequence` has gained.
+        """
         node = next((node for node in path(sequence.last_node, sequence.length) if node.ready), None)
         upto = sequence.most_cached(node.start + node.ready, self._recompute_last) if node else 0
         gained = upto - sequence.length

@@ -31,7 +31,7 @@ class ModelDraft:
 
 
 class Drafter(Protocol):
-    """A draft model, with its own KV and one sequence for each slot. It computes in the engine's thread.
+    """A draft model, with its own KV and one sequence for each slot. The draft model computes in the engine's thread.
 
     A draft model never changes an answer: it only proposes tokens, which the main model checks. To *read* a token means to
     compute the draft model's KV of it.
@@ -39,8 +39,8 @@ class Drafter(Protocol):
     costs: the costs of the draft model.
     batch: the most tokens of one batch of the draft model.
     num_tokens: how many tokens the draft model has computed since the start.
-    num_passes: how many passes it has made for drafts since the start. Each pass adds one token to the draft of each stream,
-        or ends that draft.
+    num_passes: how many passes the model has made for drafts since the start. Each pass adds one token to the draft of each
+        stream, or ends that draft.
     is_off: whether the model makes no drafts, because it failed repeatedly or was not loaded.
     """
 
@@ -55,13 +55,16 @@ class Drafter(Protocol):
         ...
 
     def read(self, job: Job, most: int) -> bool:
-        """Read at most `most` of a job's unread tokens. If a new request aborts this, read none and return False."""
+        """Read at most `most` of a job's unread tokens.
+
+        If a new request aborts the reading, no token is read, and the result is False.
+        """
         ...
 
     def read_ahead(self, slot: Slot, cached: int, most: int) -> bool:
         """Read up to `most` tokens of an idle slot's history, so that they need not be read in the slot's next turn.
 
-        Return False if no token is left to read, or if a new request aborts this.
+        Return False if no token is left to read, or if a new request aborts the reading.
 
         cached: the length of the history's prefix that may be read.
         """
@@ -77,7 +80,10 @@ class Drafter(Protocol):
         ...
 
     def forget(self, scope: Scope) -> None:
-        """Free the KV of a scope. If requests of the scope are running, their tokens are read again later."""
+        """Free the KV of a scope.
+
+        If requests of the scope are running, the tokens of these requests are read again later.
+        """
         ...
 
 
@@ -102,7 +108,9 @@ class ModelOdds:
         self._by_confidence = [Score(FIRST_WEIGHT, chance * FIRST_WEIGHT) for chance in FIRST]
 
     def mean(self, own: Score) -> float:
-        """Return the chance that the next token to draft will be right. Its confidence is not known yet.
+        """Return the chance that the next token to draft will be right.
+
+        The draft model's confidence in this token is not known yet.
 
         own: the score of the request's own drafts.
         """
@@ -154,7 +162,9 @@ UNKNOWN, UNKNOWN_TOKEN = 0.2, 0.02  # shares of a step: a pass, and a read token
 
 
 class DraftTimes:
-    """The times of a draft model. They are learnt from its passes, and estimated from `Costs` before the first pass.
+    """The times of a draft model.
+
+    The times are learnt from the model's passes, and estimated from `Costs` before the first pass.
 
     costs: the costs of the main model.
     of_draft: the costs of the draft model.
@@ -166,7 +176,7 @@ class DraftTimes:
         self._token = 0.0  # seconds to read a token; 0 before the first read
 
     def pass_steps(self, streams: int, depth: int, step: float) -> float:
-        """Return the time to draft one more token for each stream, divided by the time of a step of the main model.
+        """Return the time to draft one more token for each stream, as a multiple of the time of a step of the main model.
 
         step: the seconds of a step of the main model.
         """
@@ -187,7 +197,7 @@ class DraftTimes:
     def learn_passes(self, streams: int, number: float, depth: int, seconds: float) -> None:
         """Learn from the time that the drafts of a step took.
 
-        number: the number of passes. Each of them counts as a pass for all streams.
+        number: the number of passes. Each pass counts as a pass for all streams.
         """
         by_costs = self._of_draft.step_ns(streams, depth) or 1.0
         self._passes[streams] = smoothed(self._passes.get(streams), seconds / number / by_costs)

@@ -1,8 +1,9 @@
 """The drafts of a step: how many tokens to draft, and which drafted tokens were accepted.
 
-A decoding span consists of the request's last token and its draft. The model computes a row of logits for each of these
-tokens. The sampler chooses a token from the first row. If the choice equals the first drafted token, the sampler goes on to
-the second row, and so on. At the first difference it stops, so a draft never changes the answer.
+A decoding span consists of the request's last token and its draft. The model computes a row of logits for each token of the
+span. The sampler chooses a token from the first row. If the token chosen from the first row equals the first drafted token,
+the sampler goes on to the second row, and so on. The sampler stops at the first choice that differs from the draft, so a
+draft never changes the answer.
 
     row       last token   draft 0     draft 1   draft 2   draft 3
     choice    = draft 0    = draft 1   another   -         -
@@ -112,7 +113,7 @@ SAMPLES = 5  # a factor is about the mean of this many recent samples
 
 @dataclass(slots=True)
 class Factor:
-    """The ratio of measured to predicted times. Its initial value counts as one sample, like each measured time."""
+    """The ratio of measured to predicted times. The factor's initial value counts as one sample, like each measured time."""
 
     value: float = 1.0
     num_samples: int = 1
@@ -133,8 +134,8 @@ class Pace:
     learnt from measured steps. Each small number of rows has a factor of its own, and all larger numbers between two powers
     of two share one. A number of rows without a measured step uses a factor that is learnt from all steps.
 
-    Steps without drafts may be rare. If the machine has become slower since the last step without drafts, the multiples are
-    too large until the next such step.
+    Steps without drafts may be rare. If the machine has become slower since the last step without drafts, the results of
+    `multiple` and `observe` are too large until the next step without drafts.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -165,21 +166,23 @@ class Pace:
         return self._costs.step_ns(streams, depth) or 1.0
 
     def is_old(self, streams: int) -> bool:
-        """Return whether the next step must be without drafts, so that the time of such a step is measured again."""
+        """Return whether the known time of a step without drafts is too old: the next step must then be such a step."""
         return self._num_drafted.get(streams, 0) >= (REFRESH if streams in self._plain else FIRST_STEPS)
 
     @staticmethod
     def _newer(known: float | None, new: float, *, is_late: bool) -> float:
         """Return the known time, moved towards a new time.
 
-        is_late: whether the known time is old. The new time then counts half, which is more than usual.
+        is_late: whether the known time is too old (see `is_old`). If it is too old, the new time counts as much as the known
+            time, which is more than usual.
         """
         return (known + min(new, OUTLIER * known)) / 2 if is_late and known is not None else smoothed(known, new)
 
     def observe(self, streams: int, rows: int, *, depth: int, seconds: float) -> float:
-        """Learn from the time of a step. Return the time as a multiple of a step without drafts.
+        """Learn from the time of a step. Return the time divided by the time of a step without drafts.
 
-        The result is 1 for a step without drafts. It is also 1 if the time of such a step is unknown or out of date.
+        The result is 1 for a step without drafts. The result is also 1 if the time of a step without drafts is unknown or
+        out of date.
         """
         plain, factors = self.seconds(streams, depth), self._factors.setdefault(streams, {})
         drafted, slowness = rows - streams, seconds / self._usual(streams, depth)
@@ -223,24 +226,25 @@ NONE: Sequence[np.ndarray] = ()
 class Drafts:
     """Decides which drafts a step checks. A step has drafts only if all running requests decode.
 
-    Drafts are used only if they are expected to save time for every stream of the step. If they lose time all the same, the
-    loss is taken from a credit. Drafts that save time refill the credit, and each step without drafts adds a little to it.
-    So if no draft is ever accepted, drafts cost half a percent of the time.
+    Drafts are used only if they are expected to save time for every stream of the step. If drafts lose time all the same,
+    the loss is taken from a credit. Drafts that save time refill the credit, and each step without drafts adds a little to
+    it. Even if no draft is ever accepted, drafts cost only half a percent of the time.
 
     In one step, either all drafts come from lookup, or all come from the draft model, whichever is expected to save more
     time. The time of the draft model counts as a loss, whether it drafts or reads prompts. The draft model reads a
     prompt in pieces, between the steps of the main model, once the answer's first token is sampled.
 
     max_rows: the most rows of logits of a step; 0: no drafts.
-    max_stall: the most seconds that drafts may add to a step with several streams. Steps aim at a little less (`AIM`).
-    longest: the most tokens of a draft. A model with a recurrent state has such a limit, because the state must be rolled
-        back after a wrong token.
+    max_stall: the most seconds that drafts may add to a step with several streams. Steps aim at a little less than
+        `max_stall` (`AIM`).
+    longest: the most tokens of a draft. The state of a recurrent model must be rolled back after a wrong token, so such a
+        model limits the length of drafts.
     ends: tokens that end an answer; they are never drafted.
     drafter: the draft model, if there is one.
 
     With a recurrent model, all streams of a step draft the same number of tokens, because llama.cpp computes equal lengths
-    in one ubatch. With unequal lengths, a later ubatch moves the states of other streams, but not the saved states that
-    their rollback needs.
+    in one ubatch. Unequal lengths would take several ubatches. A later ubatch moves the recurrent states of the other
+    streams, but not the saved states that a rollback needs.
     """
 
     def __init__(
@@ -302,7 +306,7 @@ class Drafts:
     def settle(self, checked: list[tuple[Job, Span]], device: DeviceCells) -> None:
         """Free the cells of rejected tokens, and learn from the accepted and rejected ones.
 
-        checked: those spans of the last step that ran which have drafts. The list is cleared.
+        checked: those spans of the last step that ran which have drafts. `settle` clears this list.
 
         Call this at the start of each step, even of a step for which `propose` is not called.
         """
@@ -398,8 +402,8 @@ class Drafts:
     def _ask_model(self, jobs: Sequence[Job], lookups: Sequence[Lookup], most: int, least: float) -> Sequence[Guess | None]:
         """Return the draft model's draft for each request, or () if the gain is not expected to exceed `least`.
 
-        If the draft model still has to read many tokens, it reads some of them instead, and the result is (). In both cases
-        the time of the draft model is taken from the credit at once.
+        If the draft model still has to read many tokens, it reads some of them instead, and the result is (). Whether the
+        draft model drafts or reads, its time is taken from the credit at once.
         """
         drafter, times, streams = self.drafter, self._times, len(jobs)
         depth = max(job.num_tokens for job in jobs)
@@ -423,7 +427,8 @@ class Drafts:
         def goes_on(place: int, confidences: Sequence[float]) -> bool:
             """Return whether to draft further tokens for a request.
 
-            For their time, these tokens must be expected to add more to the answer than the step does on average.
+            Further tokens must be expected to add more to the answer, for the time that they take, than the whole step does
+            on average.
             """
             score, drafted = lookups[place].model_score, len(confidences)
             reached = math.prod(self._model_odds.chances(score, confidences))
@@ -464,7 +469,7 @@ class Drafts:
     def _cost(self, streams: int, length: int, each: float, depth: int) -> float:
         """Return the time of a step with `length` drafted tokens per stream, as a multiple of a step without drafts.
 
-        each: the time of a pass of the draft model, in the same unit.
+        each: the time of a pass of the draft model, as a multiple of a step without drafts.
         """
         return self._pace.multiple(streams, streams * (1 + length), depth) + length * each
 
@@ -484,7 +489,10 @@ class Drafts:
             self._earn(-read * self._times.token_seconds(step) / step)
 
     def _piece(self, each: float) -> int:
-        """Return how many tokens the draft model may read at once. Streams, or a new request, wait while it reads."""
+        """Return how many tokens the draft model may read at once.
+
+        While the draft model reads, streams or a new request wait.
+        """
         assert self.drafter is not None
         costs = self.drafter.costs
         most = min(AIM * self._max_stall, costs.background_ns / 1e9 or math.inf)

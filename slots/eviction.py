@@ -51,7 +51,10 @@ class EvictionPolicy:
         self._clock = 0.0
 
     def priority(self, node: Node) -> float:
-        """Return the priority of a run that has just been used or moved to this tier. Pinned runs get the highest one."""
+        """Return the priority of a run that has just been used or moved to this tier.
+
+        Pinned runs get the highest priority.
+        """
         return math.inf if node.pinned_until else self._clock + self.worth(node)
 
     def on_evict(self, priority: float) -> None:
@@ -64,8 +67,9 @@ def count_use(nodes: Sequence[Node], profile: Profile, *, continues: bool = Fals
     """Count a request's use of a path: raise the frequency of its runs, and note the cost of the runs without KV.
 
     nodes: the runs of the path, last one first.
-    continues: whether the request continues an earlier one. If it does, runs that were used before are not counted again.
-        Otherwise, the many turns of a conversation would make its history worth more than other histories.
+    continues: whether the request continues an earlier one. If the request continues an earlier one, runs that were used
+        before are not counted again. If all turns counted, a conversation of many turns would make its history worth more
+        than other histories.
     counts_as_use: whether the request raises frequencies at all, see `Kind`.
     """
     missing = [node for node in nodes if not node.is_cached]

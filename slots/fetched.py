@@ -1,6 +1,7 @@
 """Records that are fetched from a lower tier for a request.
 
-The request waits for some of the records. It takes over the others when its prefill reaches them.
+The request waits until the records are read, but not longer than `Fetches` allows. Records after a hole are kept aside: the
+request takes over each of them when its prefill reaches the record.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class Fetch:
 
     tier: the tier's name.
     texts (int32): as in `Layout.texts`.
-    gained: how many tokens the request need not compute, thanks to the fetch.
-    seconds: the time to compute these tokens.
+    gained: how many tokens the request need not compute because of the fetch.
+    seconds: the time to compute the `gained` tokens.
     num_bytes: the size of all records.
     keys: the keys and sizes of the records that are not in host memory yet, prefixes first.
-    arrived: by key, the records that have been read but wait for the first record of `keys`; None: the tier no longer has
-        the record.
+    arrived: by key, the records that have been read but not yet taken over, because the first record of `keys` has not been
+        read; None: the tier no longer has the record.
     reserved: the copies that must stay in host memory for the request, each with a node that uses the copy.
-    wanted_at: the time from which the request could have been admitted without the fetch; 0: it could not yet.
+    wanted_at: the time from which the request could have been admitted without the fetch; 0: it could not have been admitted
+        yet.
     """
 
     job: Job
@@ -72,15 +74,15 @@ class Fetch:
 class Holes:
     """Fetched records that wait until their request has computed the missing tokens before them.
 
-    The prefill of such a request pauses where its next record begins, to take over the record. It computes at least
-    `recompute_last` tokens between two pauses.
+    The prefill of such a request pauses where its next record begins, to take over the record. Between two pauses, the
+    prefill computes at least `recompute_last` tokens.
     """
 
     def __init__(self) -> None:
         self._records: dict[Job, deque[FetchedRecord]] = {}
 
     def add(self, job: Job, fetched: FetchedRecord) -> None:
-        """Keep a record for a request."""
+        """Keep a record until the prefill of its request reaches it."""
         self._records.setdefault(job, deque()).append(fetched)
 
     def forget(self, job: Job) -> None:
@@ -99,7 +101,10 @@ class Holes:
         return 0
 
     def take_over(self, job: Job, host: HostMemory) -> bool:
-        """Move to host memory the records that a request's prefill has reached. Return whether it has reached any."""
+        """Move to host memory the records that a request's prefill has reached.
+
+        Return whether the prefill has reached any record.
+        """
         records = self._records.get(job)
         if not records or job.computed < job.strategy_state.pause:
             return False

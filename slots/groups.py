@@ -13,8 +13,8 @@ Once a request is admitted, requests that share its path are expected to reuse i
 documents in the order 1 4 2, question B is expected to reuse the KV of documents 1 and 4. Question C is expected to reuse no
 document, because A's first document is not one of C's.
 
-These expectations are compared with the cache only for requests that would be admitted next. So an admission searches the
-cache for a few requests, not for the whole queue.
+What a request is expected to reuse is compared with the cache only if the request would be admitted next. So an admission
+searches the cache for a few requests, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Group:
 class Entry:
     """A waiting request.
 
-    order: its arrival number.
-    place: the node where its fixed tokens end.
+    order: the request's arrival number.
+    place: the node where the request's fixed tokens end.
     expected: how many tokens the request is expected to reuse.
     ratio: the expected tokens divided by the tokens left to compute.
     weight: the ratio times n + 1, if n later requests have overtaken this one.
     source: the admitted request whose KV this one is expected to reuse; None: the expected tokens were cached when this
         request arrived.
-    group: the group of `source`; this request may follow the group's leader.
+    group: the group of the request `source`. The waiting request may follow the leader of this group.
     """
 
     job: Job
@@ -73,7 +73,8 @@ class Entry:
     def expect(self, num_tokens: int) -> None:
         """Set how many tokens the request is expected to reuse.
 
-        For the ratio, one token is added, so that of two requests without cached tokens the shorter one comes first.
+        To compute the ratio, one token is added to this number, so that of two requests without cached tokens the shorter
+        one comes first.
         """
         self.expected = num_tokens
         self.ratio = (1 + num_tokens) / max(self.job.request.prompt.num_tokens - num_tokens, 1)
@@ -89,7 +90,7 @@ class Entry:
 class Sharers:
     """Waiting requests with the same fixed tokens, oldest first.
 
-    entries: all these requests.
+    entries: all waiting requests with these fixed tokens.
     by_document: for each document, the requests that have it.
     """
 
@@ -123,7 +124,7 @@ class Groups:
         entry.expect(self._num_cached(job))
 
     def remove(self, job: Job) -> None:
-        """Remove a request, if it is here."""
+        """Remove a request from the groups, if it is in them."""
         if (entry := self._entries.pop(job, None)) is None:
             return
         sharers = self._sharers[entry.place]
@@ -153,7 +154,7 @@ class Groups:
     def choose(self, first: Job, may_start: Callable[[Job], bool]) -> Job:
         """Return the request to admit: of the requests that may start, the one with the most weight.
 
-        first: the first request in the queue. It is returned if no other request of its priority has more weight.
+        first: the first request in the queue. The result is `first` if no other request of its priority has more weight.
         """
         oldest = self._entries.get(first)
         if oldest is None:
@@ -178,8 +179,8 @@ class Groups:
     def take(self, job: Job, passed: Iterable[Job]) -> None:
         """Remove an admitted request. Requests that share its path are now expected to reuse its KV.
 
-        passed: the requests of the same priority that are before it in the queue. Each counts as overtaken, unless it
-            arrived after the leader that the admitted request follows.
+        passed: the requests of the same priority that are before it in the queue. Each of these requests counts as
+            overtaken, unless it arrived after the leader that the admitted request follows.
         """
         entry = self._entries.get(job)
         group = None if entry is None else entry.group or Group(entry.order)
@@ -232,7 +233,9 @@ class Groups:
         return best
 
     def _num_cached(self, job: Job) -> int:
-        """Estimate how many tokens of a prompt need not be computed. The exact number would take a layout.
+        """Estimate how many tokens of a prompt need not be computed.
+
+        To find the exact number, the prompt would have to be laid out.
 
         The prompt's documents are searched after its fixed tokens, in any order. At most `MOST_PLACES` cached documents are
         visited.

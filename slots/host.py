@@ -39,7 +39,7 @@ class Below(Protocol):
         ...
 
     def has_written(self, key: str) -> bool:
-        """Return whether a lower tier has written a record, so that the copy in host memory may be evicted without loss."""
+        """Return whether a lower tier has written a record: the copy in host memory can then be evicted without loss."""
         ...
 
     def takes(self, num_bytes: int) -> bool:
@@ -150,12 +150,12 @@ class HostMemory:
         return self._fits(num_tokens, self.size_of(len(record.tokens)) if needs_state else 0)
 
     def make_room(self, node: Node, num_tokens: int = 0) -> bool:
-        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if they cannot be made to fit.
+        """Evict copies until `num_tokens` tokens of a node's run fit. Return False if the tokens still do not fit.
 
-        Copies that a lower tier also has are evicted before all others. If that does not make enough room, and a lower tier
-        accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that exist
-        nowhere else are evicted only if no lower tier accepts more. For a leaf that a lower tier already has, neither is
-        done.
+        Copies that a lower tier also has are evicted before all others. If evicting them does not make enough room, and a
+        lower tier accepts more bytes, the budget is overdrawn until the lower tier has written the node's copy. Copies that
+        exist nowhere else are evicted only if no lower tier accepts more. If `node` is a leaf that a lower tier already has,
+        the budget is not overdrawn, and no copy that exists nowhere else is evicted.
         """
         could_hold, needed = self.could_hold(num_tokens), num_tokens * self.sizes.run_token
         if could_hold:
@@ -185,10 +185,12 @@ class HostMemory:
         self.overdraft = max(self.overdraft, self._num_taken + needed - self.max_bytes)
 
     def settle(self) -> None:
-        """Reduce the overdraft: evict copies that a lower tier has by now, and then copies that no lower tier is to get.
+        """Evict copies to reduce the overdraft.
 
-        If the lower tiers accept no more bytes, copies that wait to be accepted are evicted, too. KV that only they had is
-        lost.
+        Copies that a lower tier has written by now are evicted first, then copies that are not meant for any lower tier.
+
+        If the lower tiers accept no more bytes, copies that no lower tier has accepted yet are evicted, too. The KV of
+        copies that no lower tier had accepted is lost.
         """
         if not (self.overdraft or self.num_aside):
             return
@@ -238,9 +240,8 @@ class HostMemory:
     def may_evict(self, node: Node) -> bool:
         """Return whether a node's copies may be evicted.
 
-        They may not be evicted while a running request is about to restore the run, or while a fetch for a waiting request
-        needs it. Otherwise, those of a node with a state may be evicted, and those of a node without a state only if none of
-        its children has a copy.
+        Copies stay while a running request is about to restore the run, or while a fetch for a waiting request needs them.
+        All other copies may be evicted if their node has a state, or if none of the node's children has a copy.
         """
         if node.copy is None or node.copy.num_fetches or (node.in_use and not node.ready):
             return False
@@ -252,14 +253,20 @@ class HostMemory:
         self.offer(node)
 
     def revalue(self, node: Node, token_cost: float) -> None:
-        """Set the cost to compute a token of a run, and adjust the priority of its copy. This does not count as a use."""
+        """Set the cost to compute a token of a run, and adjust the priority of its copy.
+
+        The change does not count as a use of the run.
+        """
         node.host_priority -= self._policy.worth(node)
         node.token_cost = token_cost
         node.host_priority += self._policy.worth(node)
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Offer a node's copy for eviction, because nothing needs the copy any more, or the copy after it is gone."""
+        """Offer a node's copy for eviction, if the node has one.
+
+        Nothing may need the copy any more, or the copy of a later run may be gone.
+        """
         if node.copy is not None:
             self.candidates.offer(node)
 
@@ -279,7 +286,7 @@ class HostMemory:
     # ---- copies ----------------------------------------------------------------------------------------------------
 
     def keep(self, node: Node, kv: HostCopy | None = None, state: HostCopy | None = None, record: str = "") -> None:
-        """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for them.
+        """Give a node a copy of its run, a copy of the state at its end, or both. The caller has made room for these copies.
 
         record: the key of the record from which the copies come; empty: they come from the device.
         """
@@ -358,10 +365,10 @@ class HostMemory:
 
         If the record is partly cached already, only the missing part is kept.
 
-        tier: the name of the lower tier from which the record comes; None: it does not come from a lower tier, so the lower
+        tier: the name of the lower tier from which the record comes; None: the record comes from elsewhere, so the lower
             tiers get it, too.
         is_claimed: True: the record is for a running request, which has claimed these tokens and will restore them. False:
-            the record is refused if a running request computes these tokens.
+            the record is refused if a running request computes the record's missing tokens.
         """
         index, stop = self.index, len(record.tokens)
         num_missing, needs_state = self._missing(record)
@@ -407,7 +414,7 @@ class HostMemory:
 
 
 class PromptTree(RadixTree[Node]):
-    """The tree that prompts are matched against. It is a tree of KV or, for models with recurrent states, of such states.
+    """The tree that prompts are matched against. The tree has KV or, for models with recurrent states, such states.
 
     host: host memory with the copies of the tree's runs.
     profile: learns the time to compute tokens.
@@ -487,10 +494,11 @@ class PromptTree(RadixTree[Node]):
     def retire(self, scope: Scope, tokens: np.ndarray, session: str) -> int:
         """Lower the priority of runs that only this session has computed or used, so that they are evicted before others.
 
-        Return how many tokens these runs have.
+        Return how many tokens the retired runs have.
 
-        tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If only one run follows the
-            prompt, and nothing follows that run, it is the prefilled start of the session's next turn. It is retired, too.
+        tokens (int32): a prompt of the session. Runs that another prompt shares are not retired. If exactly one run follows
+            the prompt, and no run follows that one, it is the prefilled start of the session's next turn. The prefilled
+            start is retired, too.
         """
         match, retired = self.match(scope, tokens), 0
         ahead = list(match.node.children.values()) if match.node.end == match.length else []
@@ -512,7 +520,7 @@ class PromptTree(RadixTree[Node]):
 
     @abstractmethod
     def discard(self, nodes: Iterable[Node]) -> int:
-        """Forget these runs, except runs in use and runs with children. Return the number of forgotten tokens.
+        """Forget runs, except runs in use and runs with children. Return the number of forgotten tokens.
 
         nodes: the runs, deepest first.
         """
@@ -527,7 +535,7 @@ class PromptTree(RadixTree[Node]):
     def without_copy(self) -> list[Node]:
         """Return the runs that are lost if the device loses its KV, deepest first.
 
-        These are the runs without a finished copy, and all runs after such a run.
+        The lost runs are the runs without a finished copy, and all runs after such a run.
         """
         lost: dict[Node, None] = {}
         for root in self.roots.values():
@@ -590,8 +598,8 @@ def restores(last_node: Node, sequence: int, begin: int) -> list[tuple[Restore, 
 class Copies:
     """Decides which runs get a copy in host memory, and restores copies.
 
-    costs: the costs of the model on this device. They decide which runs are not worth saving, and how many tokens at the end
-        of a path are computed instead of restored.
+    costs: the costs of the model on this device. The costs decide which runs are not worth saving, and how many tokens at
+        the end of a path are computed instead of restored.
     """
 
     def __init__(self, device: DeviceCells, host: HostMemory, costs: Costs) -> None:
@@ -602,7 +610,7 @@ class Copies:
         self._looked_enough_at = -1  # `device.num_idled` when an eviction did not make room; no new look until it grows
 
     def save_if_free(self, node: Node) -> HostCopy | None:
-        """Return the copy of a run; None if it has none.
+        """Return the copy of a run; None if the run has no copy and none can be made now.
 
         If the run has no copy, one is made now, provided that the run is complete and the copy fits without an eviction.
         """
@@ -617,8 +625,8 @@ class Copies:
         before later ones, which are useless without them.
 
         To make room for a run that no lower tier has, copies that a lower tier also has are evicted, but no other copies. If
-        this does not make enough room, no new search starts until another sequence is idle. Otherwise the search would find
-        the runs of the evicted copies, and copy and evict them again without end.
+        evictions do not make enough room, no new search for runs starts until another sequence is idle. If a search
+        started earlier, it would find the runs of the evicted copies, and copy and evict them again without end.
         """
         too_large = math.inf  # tokens for which evictions did not make room
         for looks_again in (False, True):
@@ -655,9 +663,9 @@ class Copies:
     def pays(self, node: Node) -> bool:
         """Return whether saving a run takes less time than computing it again, together with the cached runs after it.
 
-        llama.cpp copies each stretch of cells separately in each layer. If an answer was computed in steps with other
-        requests, none of its cells are adjacent. On a GPU, saving such an answer takes longer than computing it. A pinned
-        run is always saved.
+        llama.cpp copies each stretch of cells separately in each layer. The tokens of an answer that was computed in steps
+        with other requests are not in adjacent cells. On a GPU, saving such a scattered answer takes longer than computing
+        it. A pinned run is always saved.
         """
         if node.pinned_until:
             return True
@@ -688,8 +696,8 @@ class Copies:
     def save_prefix(self, node: Node | None) -> None:
         """Copy the run `node` and the runs before it, back to the first run that has a copy, as far as there is room.
 
-        Copies of later runs are useless without copies of these runs. These runs may be in use for long, so that no eviction
-        copies them, and would be lost if the device lost its KV. RAGCache (section 6) also copies upper nodes.
+        A copy of a run is useless without copies of the runs before it. Runs in use are not evicted, so no eviction copies
+        them: they would be lost if the device lost its KV. RAGCache (section 6) also copies the upper nodes of its tree.
         """
         for above in itertools.takewhile(lambda above: above.copy is None, upward(node) if node else ()):
             self.save_if_free(above)
@@ -711,13 +719,13 @@ class Copies:
         return True
 
     def restorable(self, sequence: Sequence) -> int:
-        """Return how many tokens `restore` would restore. Each of them needs a free cell."""
+        """Return how many tokens `restore` would restore. Each token to restore needs a free cell."""
         return sum(restore.stop - restore.start for restore, _ in self._restores(sequence))
 
     def restore(self, sequence: Sequence) -> list[tuple[str, int]]:
         """Restore the copies that follow a sequence's KV on its path, without the last tokens of the path.
 
-        Return for each copy its origin and the number of restored tokens, in order.
+        Return the origin of each copy, and how many of its tokens were restored, in the order of the path.
         """
         restored: list[tuple[str, int]] = []
         for restore, nodes in self._restores(sequence):

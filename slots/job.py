@@ -58,11 +58,11 @@ class StrategyState:
 
     @property
     def has_started(self) -> bool:
-        """Whether the job keeps copies of KV for itself."""
+        """Whether the job has started: it then keeps its own copies of KV."""
         return False
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether a layout can still be used, whatever the cache has evicted since."""
+        """Return whether a layout can still be used. The cache may have evicted some of its KV since the layout was made."""
         return True
 
     def forget_unmade(self) -> None:
@@ -113,13 +113,13 @@ class Strategy(Protocol):
         ...
 
     def pause_at(self, job: Job, at: int) -> None:
-        """Let the job's prefill pause at position `at`, where fetched KV follows; 0: do not pause."""
+        """Let the job's prefill pause at position `at`, because fetched KV begins there; 0: do not pause."""
         ...
 
     def next_stop(self, job: Job) -> int:
         """Return the position that the job's next span must not pass.
 
-        This is the job's current position if it can compute nothing now.
+        If the job can compute nothing now, the result is its current position.
         """
         ...
 
@@ -128,7 +128,7 @@ class Strategy(Protocol):
         ...
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Handle a computed span. Return whether it ends a stage, after which the job returns to the queue."""
+        """Handle a computed span. Return whether the span ends a stage: the job then returns to the queue."""
         ...
 
     def release(self, job: Job) -> None:
@@ -141,8 +141,8 @@ class Job:
     """A request from its submission to its end: it waits, runs, is preempted and resumes. The scheduler owns it.
 
     The first `num_tokens` of `tokens` are known: the prompt, and then the generated tokens, which were sampled or forced by
-    a grammar. The first `computed` of them have KV. These two numbers decide whether the job prefills or decodes: see
-    `computes`.
+    a grammar. The first `computed` tokens have KV. `num_tokens` and `computed` decide whether the job prefills or decodes:
+    see `computes`.
     """
 
     request: Request
@@ -167,7 +167,7 @@ class Job:
     failed_at: int = 0  # `num_generated` when the last such step failed
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase. Raises AssertionError if the current phase does not lead to it."""
+        """Enter a phase. Raises AssertionError if `phase` cannot follow the current phase."""
         if phase is not self.phase:
             assert phase in NEXT_PHASES[self.phase], f"request {self.request.id}: {self.phase.value}, then {phase.value}"
             self.phase = phase
@@ -198,7 +198,10 @@ class Job:
         return self
 
     def start_over(self) -> None:
-        """Start again, because a step failed before the job had a generated token. Its count of overtakes stays."""
+        """Start again, because a step failed before the job had a generated token.
+
+        The count of how often the job was overtaken stays.
+        """
         self.step_back()
         self.claimed, self.sequence = 0, None
         self.reuse = Reuse(num_overtaken=self.reuse.num_overtaken)
@@ -217,7 +220,7 @@ class Job:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the job may have made a step fail. Such a job runs alone until its next token is generated."""
+        """Whether the job may have made a step fail. A suspect job runs alone until its next token is generated."""
         return self.num_failures > 0 and self.num_generated == self.failed_at
 
     @property
@@ -249,7 +252,7 @@ class Job:
     def accept(self, token: int) -> None:
         """Append the token that was sampled after an accepted drafted token.
 
-        The drafted token has KV already, so it counts as computed.
+        The drafted token already has KV, so the job's `computed` grows by one.
         """
         self.append(token)
         self.computed += 1
@@ -259,8 +262,8 @@ class Job:
     def waits_for(self, leader: Job, min_shared: int) -> bool:
         """Return whether this job should wait, because `leader` is about to compute the same next tokens.
 
-        After the position where this job started, the two jobs must share at least `min_shared` tokens. Only tokens in the
-        tree count. Generated tokens are private, even if two requests generate the same ones.
+        After the position where this job started, the two jobs must share at least `min_shared` tokens. Only tokens whose
+        path is in the tree are compared. Generated tokens are private, even if two requests generate the same ones.
         """
         if not leader.request.shares_with(self.request) or leader.computed != self.computed:
             return False

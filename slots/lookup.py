@@ -47,7 +47,7 @@ class Lookup:
     asks_model: whether a draft model may also make drafts for the request.
     num_drafted, num_accepted: how many tokens of drafts were checked so far, and how many of these were accepted.
     score: the score of the request's drafts by lookup.
-    model_score: the score of its drafts by the draft model.
+    model_score: the score of the request's drafts by the draft model.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Lookup:
 class Places:
     """The places where each sequence of SHORTEST tokens occurs in a text.
 
-    They are sorted once by numpy, in about 0.1 us for each token of the text.
+    The places are sorted once by numpy, in about 0.1 us for each token of the text.
     """
 
     def __init__(self, tokens: np.ndarray) -> None:
@@ -129,7 +129,7 @@ def key_of(tokens: np.ndarray, stop: int) -> int:
 
 
 def matched(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """For each place, return how many tokens before it equal the last tokens of `tokens`. Shape: (places,)."""
+    """For each place, return how many tokens before the place equal the last tokens of `tokens`. Shape: (places,)."""
     length = min(LONGEST, len(tokens))
     at = places[:, None] - np.arange(1, length + 1)
     same = (ids_of(tokens[np.maximum(at, 0)]) == ids_of(tokens[: -length - 1 : -1])) & (at >= 0)

@@ -66,7 +66,7 @@ class Save:
 class Restore:
     """Give `sequence` new cells at positions [start, stop), filled with KV from `copy`.
 
-    distance: how many positions the KV moves up from its position in the copy. If this is not 0, the keys are rotated.
+    distance: how many positions the KV moves up from its position in the copy. If `distance` is not 0, the keys are rotated.
     """
 
     copy: HostCopy
@@ -107,7 +107,7 @@ class Span:
     tokens (int32): the ids at positions [start, start + len(tokens)) of `sequence`.
     logits: whether a token is sampled after the span.
     drafted: how many of the span's last tokens are a draft. The runner samples a token to compare with the first drafted
-        token. It samples another one after each drafted token that equals the sampled one.
+        token. After each drafted token that equals the sampled one, the runner samples another token.
     scored (int32): prompt tokens, from position start + 1 on, whose logprobs the request wants.
     """
 
@@ -142,7 +142,7 @@ class Plan:
     """One step: carry out `operations` in order, then compute `spans` as one batch.
 
     afterwards: operations to carry out after the batch, even if the batch fails.
-    num_spare: how many cells stay free during the batch. The runner may use them until the step ends.
+    num_spare: how many cells stay free during the batch. The runner may use these cells until the step ends.
     background: whether the step may be aborted, because no client waits for it.
     admitted: the ids of the requests that were admitted for this step.
     adapters: the LoRA adapters with which all spans are computed.

@@ -35,7 +35,7 @@ class Pins:
         self._count = itertools.count()
 
     def pin(self, scope: Scope, tokens: np.ndarray, seconds: float = math.inf) -> int:
-        """Pin the cached runs of a prompt (int32) for `seconds` from now. Return how many tokens these runs have."""
+        """Pin the cached runs of a prompt (int32) for `seconds` from now. Return how many tokens the pinned runs have."""
         until = self._clock() + seconds
         nodes = self._path_of(scope, tokens)
         for node in nodes:
@@ -68,15 +68,15 @@ class Pins:
         return iter(self._tree.pinned)
 
     def _path_of(self, scope: Scope, tokens: np.ndarray) -> list[Node]:
-        """Return the cached runs of which all tokens are in a prompt, last one first."""
+        """Return the cached runs that lie wholly within a prompt, last one first."""
         match = self._tree.match(scope, tokens)
         return [node for node in path(match.node) if node.end <= match.length and node.is_cached]
 
     def _note_end(self, until: float, last_node: Node) -> None:
-        """Keep the time at which a pin ends.
+        """Keep an entry with the time at which a pin ends.
 
-        When a pin is renewed or a run is evicted, its old entry stays. If there are too many entries, they are replaced by
-        one entry for each run that is still pinned.
+        When a pin is renewed or a pinned run is evicted, the pin's old entry stays. If there are too many entries, they are
+        replaced by one entry for each run that is still pinned.
         """
         heapq.heappush(self._ends, (until, next(self._count), last_node))
         if len(self._ends) > 2 * len(self._tree.pinned) + 64:
@@ -98,11 +98,11 @@ class Pins:
 
 
 class OutOfSequences(RuntimeError):
-    """Running requests use all sequence ids. This is a programming error: the tree was made for fewer slots."""
+    """Running requests use all sequence ids. The error shows a mistake in the program: the tree was made for fewer slots."""
 
 
 class PrefixTree(PromptTree):
-    """The tree of all cached KV. It finds, claims, releases and evicts runs.
+    """The tree of all cached KV. The tree finds, claims, releases and evicts runs.
 
     Each change adds memory operations to the next plan.
 
@@ -138,7 +138,7 @@ class PrefixTree(PromptTree):
     def void(self) -> None:
         """Forget KV that only the device had, and operations that were never carried out. Finished copies stay.
 
-        Afterwards no cell and no sequence is in use. The counts may have been wrong before.
+        Afterwards no cell and no sequence is in use. `void` works even if the tree's counts of cells were wrong before.
         """
         self.device.clear()
         for node in [node for root in self.roots.values() for node in descendants(root)]:
@@ -161,8 +161,9 @@ class PrefixTree(PromptTree):
     ) -> Claim:
         """Add a prompt's whole path to the tree, mark it as in use, and give it a sequence with the cached prefix.
 
-        If an idle sequence is a prefix of the prompt, and no token of it has to be computed again, the request continues
-        this sequence. Otherwise it gets a new sequence, which shares the cells of the cached prefix (a fork).
+        If an idle sequence is a prefix of the prompt, and none of its tokens have to be computed again, the request
+        continues this sequence. If there is no such sequence, the request gets a new one, which shares the cells of the
+        cached prefix (a fork).
 
         stops: ascending positions where nodes must end.
         documents: (key, start, stop) of each document.
@@ -234,7 +235,7 @@ class PrefixTree(PromptTree):
     def evict(self, needed: int = 1, unused: bool = False) -> int:
         """Evict leaves, the one with the lowest priority first, until at least `needed` cells are freed.
 
-        Return how many cells were freed. These are fewer than `needed` if no more leaves can be evicted.
+        Return how many cells were freed. The result is less than `needed` if no more leaves can be evicted.
 
         unused: whether to evict only runs that no request has used and that another tier keeps.
         """
@@ -283,11 +284,11 @@ class PrefixTree(PromptTree):
         return dropped
 
     def _vacate(self, scope: Scope, tokens: np.ndarray, sections: Seq[Section]) -> None:
-        """Free the cells of those cached tokens that a prompt computes again, and of all runs after them.
+        """A request will compute some cached tokens again. Free their cells, and the cells of all runs after them.
 
-        These runs are moved to host memory. When the tokens are computed again, they get the same cells. In other cells
-        their KV would have other bits, because kernels sum over cells in vectors, in an order that depends on the cells.
-        Runs in use are not moved.
+        The KV in these cells is moved to host memory. When the tokens are computed again, they get the same cells. In other
+        cells, KV that is computed again would have other bits: kernels sum over cells in vectors, in an order that depends
+        on the cells. Runs in use are not moved.
         """
         if self.recompute_last == 1 or not self.host.max_bytes:
             return
@@ -320,7 +321,7 @@ class PrefixTree(PromptTree):
     def _evict_from_device(self, leaf: Node, keep: bool = True) -> None:
         """Free a leaf's cells.
 
-        keep: whether to move the run to host memory. If host memory does not take it, the run is forgotten.
+        keep: whether to move the run to host memory. If host memory does not take the run, the run is forgotten.
         """
         sequence = self.device.idle[leaf]
         saved = keep and self.copies.save(leaf, sequence)

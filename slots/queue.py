@@ -112,11 +112,13 @@ class Queue:
     def restart(self, again: Sequence[Job] = (), paused: Sequence[Job] = ()) -> list[Job]:
         """Put requests back after the device has lost all KV, and with it the planned copies that were not made yet.
 
-        again: requests without generated tokens. They are put first in the queue.
-        paused: requests with generated tokens. They are put before the requests of `again`.
+        again: requests without generated tokens. These requests are put at the head of the queue, after the requests of
+            `paused`.
+        paused: requests with generated tokens. These requests are put at the head of the queue, before the requests of
+            `again`.
 
-        Return the waiting requests with generated tokens that cannot continue, because their layout is no longer valid. They
-        are removed from the queue.
+        Some waiting requests have generated tokens, but cannot continue because their layout is no longer valid. Remove them
+        from the queue and return them.
         """
         for job in self._waiting:
             job.strategy_state.forget_unmade()
@@ -134,19 +136,22 @@ class Queue:
         return lost
 
     def reject(self, job: Job, cause: Exception) -> None:
-        """End a request that cannot run. It has left the queue already."""
+        """End a request that cannot run. The request has left the queue already."""
         job.enter(Phase.DONE)
         self._rejected.append((job, cause))
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
-        """Return the requests that were rejected since the last call, each with the cause. These requests are finished."""
+        """Return the requests that were rejected since the last call, each with the cause.
+
+        The returned requests are finished.
+        """
         rejected, self._rejected = self._rejected, []
         return rejected
 
     def _first(self) -> Job | None:
         """Return the first request of the highest priority that may start; None if no request may start.
 
-        If a waiting request has to run alone, return that request instead.
+        If a request may start, but some waiting request has to run alone, return the request that has to run alone.
         """
         first: Job | None = None
         for job in self._waiting:
@@ -157,9 +162,10 @@ class Queue:
     def _choose(self, first: Job) -> Job:
         """Return the request with the best response ratio, with its prompt laid out. Raises Rejected.
 
-        first: the first request that may start. It is returned if no other request has a better ratio. It is also returned
-            if it has been paused, or has read a document for its prompt. If it was overtaken `window` times, only a request
-            that follows a leader may be returned instead (see `Groups`).
+        first: the first request that may start. The result is `first` if no other request has a better ratio. The result is
+            also `first` if that request has been paused, has read a document for its prompt, or has to run alone. Once
+            `first` has been overtaken `window` times, only a request that follows a leader may be returned instead (see
+            `Groups`).
         """
         if first.has_started and first.keeps_layout:
             return first

@@ -60,8 +60,8 @@ class Node(Run["Node"]):
         copy     |-------------------------|
         state                              |
 
-    ready: the number of tokens with KV on the device, each in exactly one cell. If a running request has claimed the run, it
-        will compute the other, pending tokens.
+    ready: the number of tokens with KV on the device, each in exactly one cell. If a running request has claimed the run,
+        that request will compute the run's other tokens, which are pending.
     copy: the copy of the whole run in host memory, if there is one.
     state: the recurrent state after the run, if the model has such states (see `StateTree`).
     sequences: the sequences with KV of this run.
@@ -111,7 +111,10 @@ class Node(Run["Node"]):
             self.session = session if self.session is None else ""
 
     def place(self, key: str, end: Node) -> None:
-        """Enter document `key`, which starts after this run and ends with the run `end`. An earlier end is replaced."""
+        """Enter document `key`, which starts after this run and ends with the run `end`.
+
+        If the document had another end before, that end is replaced.
+        """
         if key in self.documents:
             self.documents[key].document_of.discard((self, key))
         self.documents[key] = end
@@ -138,8 +141,9 @@ class Node(Run["Node"]):
 class Sequence:
     """A sequence id of llama.cpp, with KV at positions [0, length) of the path that ends in `last_node`.
 
-    An active sequence belongs to a running request. Its path is the path that the request has claimed, even if this is not
-    computed yet. An idle sequence is kept after its request has ended, so that later requests can continue or fork it.
+    An active sequence belongs to a running request. An active sequence's path is the whole path that the request has
+    claimed, with tokens that are not computed yet. An idle sequence is kept after its request has ended, so that later
+    requests can continue or fork it.
     """
 
     id: int
@@ -157,9 +161,9 @@ class Sequence:
 def most_cached(sections: Seq[Section], upto: int, recompute_last: int) -> int:
     """Return how many tokens of a prompt need not be computed if its first `upto` tokens are cached.
 
-    If a section is only partly cached, at least its last `recompute_last` tokens are computed together; a shorter section
-    is computed as a whole. The reason is that the bits of KV depend on the number of tokens in a batch. The prompt's last
-    token is always computed.
+    If a section is only partly cached, at least its last `recompute_last` tokens are computed together; a shorter section is
+    computed as a whole. These tokens are computed together because the bits of KV depend on the number of tokens in a batch.
+    The prompt's last token is always computed.
 
     sections: the positions that are computed; the last section ends with the prompt.
     """
@@ -184,8 +188,8 @@ class CopySizes:
 
     run_token: the size of one token in the copy of a run.
     state: the size of one recurrent state, without `state_token`.
-    state_token: what each token before a state adds to its size, if states contain the KV of attention. Copies of runs are
-        then empty.
+    state_token: what each token before a state adds to its size, if states contain the KV of attention. If states contain
+        this KV, copies of runs are empty.
     """
 
     run_token: int = 0
@@ -212,9 +216,9 @@ class Match(Generic[N]):
     """The prefix of a prompt that is in the tree: `length` tokens, of which the first `ready` have KV on the device.
 
     The match ends in `node`, and its part with KV ends in `ready_node`. `covered` counts the matched tokens that need no
-    more cells, since their cells are filled or promised. `evictable` counts the matched tokens whose cells could be evicted
-    now, but not after the prompt is claimed. `exact_end` is the node that ends exactly where the prompt ends; None if
-    not all tokens match, or if the prompt ends inside a run.
+    further cells: their cells are filled, or promised to a running request. `evictable` counts the matched tokens whose
+    cells could be evicted now, but not after the prompt is claimed. `exact_end` is the node that ends exactly where the
+    prompt ends; None if not all tokens match, or if the prompt ends inside a run.
     """
 
     node: N
@@ -238,7 +242,7 @@ class PrefixIndex(Protocol):
     def roots(self) -> Mapping[Scope, Run[Any]]: ...
 
     def match_from(self, origin: Any, tokens: np.ndarray) -> Match[Any]:
-        """Return the match of tokens after the end of `origin`. Its lengths count from that end."""
+        """Return the match of tokens after the end of `origin`. The match's lengths count from the end of `origin`."""
         ...
 
     def continued(self, origin: Any, match: Match[Any]) -> int:
@@ -270,12 +274,12 @@ class RadixTree(Generic[N]):
         self.roots: dict[Scope, N] = {}
 
     def match(self, scope: Scope | None, tokens: np.ndarray) -> Match[N]:
-        """Return the longest prefix of `tokens` (int32) that the tree has in `scope`. It may end inside a run."""
+        """Return the longest prefix of `tokens` (int32) that the tree has in `scope`. The prefix may end inside a run."""
         root = (self.roots.get(scope) if scope is not None else None) or self._run(NO_TOKENS, 0, None)
         return self.match_from(root, tokens)
 
     def match_from(self, origin: N, tokens: np.ndarray) -> Match[N]:
-        """Return the match of tokens after the end of `origin`. Its lengths count from that end."""
+        """Return the match of tokens after the end of `origin`. The match's lengths count from the end of `origin`."""
         node = ready_node = origin
         length = ready = covered = evictable = 0
         while length < len(tokens):
@@ -311,7 +315,7 @@ class RadixTree(Generic[N]):
     def insert(self, root: N, tokens: np.ndarray, stops: Seq[int]) -> dict[int, N]:
         """Add tokens below `root`, so that a node ends at each position of `stops` and at the end of `tokens`.
 
-        Return these nodes by the position of their end.
+        Return a mapping from each of these positions to the node that ends there.
         """
         ends = {0: root}
         node, start = root, 0

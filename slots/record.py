@@ -49,7 +49,10 @@ class Record:
 
 
 def file_name(record: Record) -> str:
-    """Return the file name of a record. It is the same for the same run of the same scope, and reveals neither."""
+    """Return the file name of a record.
+
+    Records of the same run of the same scope have the same file name. The name reveals neither the run nor the scope.
+    """
     place = [record.scope.text, record.start, *["state"] * (record.state is not None)]
     digest = hashlib.blake2b(json.dumps(place).encode(), digest_size=16)
     digest.update(record.tokens.tobytes())

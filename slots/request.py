@@ -53,14 +53,15 @@ class Layout:
 
     tokens: int32.
     stops: ascending positions where nodes of the tree must end.
-    segments: all parts of the prompt, in order. The reason for a miss names one of them.
+    segments: all parts of the prompt, in order. The reason for a cache miss names one segment.
     repeated: the ids of documents that the prompt omits in a turn, because an earlier turn contains them.
-    breakpoints: the client's cache breakpoints, as (stop, seconds). Other prompts may diverge at `stop`, and the prefix up
+    breakpoints: the client's cache breakpoints, as (stop, seconds). Later prompts may differ from `stop` on. The prefix up
         to `stop` is pinned for `seconds`; 0: no pin.
     opening: the length of the start of a chat that other chats may share: its system text, and the documents before its
         first question; 0: the prompt is no chat.
     in_rank: how many tokens would be cached if all documents were in retrieval rank; None: no document moved.
-    hint: the hint with the retrieval ranking of the last set of documents that was reordered; empty: no hint.
+    hint: a line for the model with the retrieval ranking of the last set of documents that was reordered; empty: no set was
+        reordered.
     """
 
     tokens: np.ndarray
@@ -92,12 +93,15 @@ class Layout:
 
     @property
     def texts(self) -> list[np.ndarray]:
-        """The texts (int32 tokens) that must stay cached so that the whole prompt can be reused; the last is the prompt."""
+        """The texts (int32 tokens) that must be cached so that the whole prompt can be reused.
+
+        The last text is the prompt.
+        """
         return [self.tokens]
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """The key, start and stop of each document that other prompts can reuse at the same place."""
+        """The key, start and stop of each document that another prompt with the same prefix can reuse."""
         return [(document.key, document.start, document.stop) for document in self.documents]
 
     def ids_of(self, tokens: np.ndarray) -> np.ndarray:
@@ -119,7 +123,7 @@ class Layout:
         return 0 < position < len(self.tokens) and all(segment.stop != position for segment in self.segments)
 
     def segment_at(self, position: int) -> Segment:
-        """Return the segment that contains `position`; the whole prompt if there is none."""
+        """Return the segment that contains `position`; if no segment does, the whole prompt as one."""
         whole = Segment(len(self.tokens), "the prompt")
         return next((segment for segment in self.segments if position < segment.stop), whole)
 
@@ -133,7 +137,7 @@ class Prompt(Protocol):
 
     num_tokens: an upper bound on the prompt's length, whatever its layout.
     prefix: the prompt's tokens (int32) up to the first set of documents without an order; all tokens if it has no such set.
-    documents: the keys of the documents in that set.
+    documents: the keys of the documents in the first set without an order.
     """
 
     num_tokens: int
@@ -152,7 +156,7 @@ class Kind(Enum):
     """What a request serves: a client that waits (CLIENT), a client's next turn (AHEAD), or no certain client (PREFETCH).
 
     priority: the priority of all requests of this kind; None: each client chooses its own.
-    is_client: whether a client waits for the request. If not, it is computed in small background steps.
+    is_client: whether a client waits for the request. If no client waits, the request is computed in small background steps.
     counts_as_use: whether the KV that the request computes or reuses counts as used.
     """
 
@@ -179,14 +183,16 @@ class Request:
     """A prompt to compute, for a client or for the server itself.
 
     limit: the most tokens to generate.
-    priority: requests with a higher number go first. If the kind has a priority, that one is used instead.
+    priority: requests with a higher number go first. If the request's kind has a priority, the kind's priority is used
+        instead.
     follows: the id of the request whose next turn this request prefills; None: it does not prefill a next turn.
-    wanted_slot: the id of the slot in which it must run; -1: any slot.
-    snapshot_scope: the scope of its snapshots; None: the model needs no snapshots, or the request may not keep any.
-    draft: makes its drafts; None: no drafts.
-    scores_prompt: whether the answer contains the logprobs of the prompt. The whole prompt is then computed, in a scope of
-        this request alone.
-    session: the name of its session; empty: none.
+    wanted_slot: the id of the slot in which the request must run; -1: any slot.
+    snapshot_scope: the scope of the request's snapshots; None: the model needs no snapshots, or the request may not keep
+        any.
+    draft: makes the request's drafts; None: no drafts.
+    scores_prompt: whether the answer contains the logprobs of the prompt. For these logprobs the whole prompt is computed,
+        in a scope of this request alone.
+    session: the name of the request's session; empty: none.
     """
 
     id: int

@@ -43,11 +43,11 @@ class ReusedSpan:
 class Reuse:
     """What a request reused, and how long it was delayed.
 
-    spans: the reused spans in order. Each was cached at the request's first admission, or was taken over later.
+    spans: the reused spans in order. Each span was cached at the request's first admission, or was taken over later.
     num_preempted: how often the request was preempted.
     num_overtaken: how many later requests were admitted before this one.
     fetch_seconds: how long the request waited for records of a lower tier.
-    has_hole: whether the request computed tokens between two reused spans, because the cache had lost them.
+    has_hole: whether the request computed tokens between two reused spans. The cache had lost the KV of these tokens.
     """
 
     spans: list[ReusedSpan] = field(default_factory=list[ReusedSpan])

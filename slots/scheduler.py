@@ -4,9 +4,9 @@ For each step, the engine calls `plan()`, runs the plan, and calls `commit()`. P
 vLLM): each step computes some tokens of each request that are known but have no KV. Whether the request prefills or decodes
 follows from the numbers of its known and its computed tokens.
 
-If cells run out, a leaf is evicted. If there is no leaf, the youngest request of the lowest priority is preempted. It
-resumes later from the KV that the tree still has. Requests of the same priority do not starve each other: no later prompt
-passes a prompt that is due, and the oldest request is preempted last.
+If cells run out, a leaf is evicted. If there is no leaf, the youngest request of the lowest priority is preempted. The
+preempted request resumes later from the KV that the tree still has. Requests of the same priority do not starve each other:
+no later prompt passes a prompt that is due, and the oldest request is preempted last.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ BACKGROUND_CHUNKS = 2  # of a step with a client's request; three would lengthen
 
 
 class StepBuilder:
-    """Collects the requests of a step, and the span of each. It is kept until the next `plan()`, for `commit()`.
+    """Collects the requests of a step, and the span of each.
 
-    is_decode_turn: whether this step only decodes, because decode and prefill take less time in separate steps. The next
-        step is then for prompts, if any wait.
-    most_scored: for how many prompt tokens the step may compute logprobs. Each of them takes a row of logits.
+    The scheduler keeps the builder until the next `plan()`, because `commit()` needs it.
+
+    is_decode_turn: whether this step only decodes, because decode and prefill take less time in separate steps. The step
+        after a decode turn is for prompts, if there are any to compute.
+    most_scored: for how many prompt tokens the step may compute logprobs. Each of these prompt tokens takes a row of logits.
     has_client: whether any client's request is running, even if it is not in this step.
     """
 
@@ -74,7 +76,7 @@ class StepBuilder:
 
     @property
     def adapters(self) -> str:
-        """The LoRA adapters of the step. All its requests have the same ones."""
+        """The LoRA adapters of the step. All requests of a step have the same adapters."""
         return self.jobs[0].request.scope.adapters if self.jobs else ""
 
     def decode(self, jobs: Iterable[Job], drafts: Sequence[np.ndarray] = ()) -> None:
@@ -88,9 +90,10 @@ class StepBuilder:
     def prefill(self, jobs: Iterable[Job], num_tokens: int) -> None:
         """Add at most `num_tokens` tokens of prompts, as far as cells allow, in the order in which the prompts are due.
 
-        If a prompt lacks n tokens when it is admitted, it is due once the server has computed n more prompt tokens. So a
-        short prompt passes a long one, but no later prompt passes a prompt that is due (fair queueing, Demers et al. 1989).
-        Tokens that a grammar forced on an answer are added before all prompts, because a stream waits for them.
+        Each prompt becomes due at some time: if it lacks n tokens when it is admitted, it is due once the server has
+        computed n more prompt tokens. A short prompt can thus pass a long one, but no later prompt passes a prompt that is
+        due (fair queueing, Demers et al. 1989). Tokens that a grammar forced on an answer are added before all prompts,
+        because a stream waits for them.
         """
         for job in sorted(jobs, key=lambda job: job.turn):
             if not job.request.kind.is_client and self._leaders and self._leaders[0].request.kind.is_client:
@@ -170,7 +173,7 @@ class StepBuilder:
         """Return the most tokens that a background request may compute in this step.
 
         While a client's request runs, all background requests of a step together compute at most BACKGROUND_CHUNKS chunks,
-        because clients wait longer for each token meanwhile.
+        because a longer step would delay the client's next token.
         """
         costs = self._tree.costs
         if self._has_client:
@@ -204,7 +207,8 @@ class Recovery:
 
     failed: requests that cannot go on.
     again: requests without generated tokens, which start again.
-    paused: requests that go on after their generated tokens. The KV of these tokens is computed again, like a prompt's.
+    paused: requests that go on after their generated tokens. The KV of the generated tokens is computed again, like a
+        prompt's.
     """
 
     failed: list[Job]
@@ -290,7 +294,7 @@ class Scheduler:
         return job
 
     def finish(self, job: Job) -> None:
-        """End a waiting or running request. Its KV stays in the tree, unless the request asks not to be cached."""
+        """End a waiting or running request. The request's KV stays in the tree, unless the request asks not to be cached."""
         self.fetcher.ends(job)
         has_run = job.sequence is not None
         self._release(job) if has_run else self.waiting.discard(job)
@@ -304,7 +308,7 @@ class Scheduler:
         self.waiting.unblock()
 
     def startable(self, lacking: Mapping[Job, int]) -> set[Job]:
-        """Return which of these waiting requests would start now.
+        """Return the requests in `lacking` that could start now: with an idle slot, and with prompts that are not late.
 
         lacking: for each waiting request, how many tokens it would have to compute.
         """
@@ -313,7 +317,10 @@ class Scheduler:
         return self._late.startable(may_take, self.running)
 
     def take_rejected(self) -> list[tuple[Job, Exception]]:
-        """Return the requests that were rejected since the last call, each with the cause. These requests are finished."""
+        """Return the requests that were rejected since the last call, each with the cause.
+
+        The returned requests are finished.
+        """
         return self.waiting.take_rejected()
 
     @property
@@ -323,7 +330,7 @@ class Scheduler:
     # ---- a step ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """Return the next step. It is empty if no request runs and no waiting request could be admitted."""
+        """Return the next step. The step is empty if no request runs and no waiting request could be admitted."""
         self.drafts.settle(self.step.checked, self.tree.device)
         self.pins.expire()
         started = self._admit()
@@ -372,7 +379,10 @@ class Scheduler:
         self.drafts.observe(plan, seconds)
 
     def refuse(self) -> bool:
-        """Evict KV, or preempt a request, since the runner found too few free cells. Return False if neither is possible."""
+        """Make cells free, because the runner found too few for a step: evict KV, or else preempt a request.
+
+        Return False if no KV can be evicted and no second request runs.
+        """
         if not self.tree.evict():
             if len(self.running) < 2:
                 return False
@@ -386,8 +396,8 @@ class Scheduler:
         also clear the runner's memory.
 
         keep: whether finished copies in host memory stay.
-        goes_on: returns whether a request can go on after its generated tokens. It cannot if its sampler has chosen a token
-            that is not among them.
+        goes_on: returns whether a request can go on after its generated tokens. A request cannot go on if its sampler has
+            chosen a token that is not among its generated tokens.
         """
         recovery = Recovery([], [], [])
         for job in self.running:
@@ -408,7 +418,7 @@ class Scheduler:
     def _void(self, keep: bool) -> None:
         """Forget the KV on the device.
 
-        keep: whether copies in host memory stay. If keeping them fails, they are dropped, too.
+        keep: whether copies in host memory stay. If keeping the copies raises an error, they are dropped, too.
         """
         try:
             if keep:
@@ -426,10 +436,10 @@ class Scheduler:
         return StepBuilder(*parts, most_scored=self._most_scored, has_client=has_client)
 
     def _next_step(self) -> StepBuilder:
-        """Return the next step: it decodes, and prefills with the rest of its tokens.
+        """Return the next step, with the next token of each stream that decodes, and prompt tokens up to a limit.
 
         If decode and prefill take less time in separate steps, such steps alternate. Only requests with the same set of LoRA
-        adapters share a step. The sets take turns.
+        adapters share a step. If running requests have several sets of adapters, the sets take turns.
         """
         last, in_turns = self.step.adapters, self.cells.num_used >= self.tree.costs.apart_from_cells
         # A stream decodes, or a grammar has forced tokens on its answer, which are computed in steps with prompts.
@@ -452,7 +462,10 @@ class Scheduler:
             self._preempt()  # all requests lack cells: the youngest gives up its cells
 
     def _prefill_turn(self, adapters: str) -> StepBuilder:
-        """Return the step after a decode turn. It has only prompts, with the same adapters, or is empty."""
+        """Return the step that follows a decode turn.
+
+        This step computes only prompts with these LoRA adapters, and is empty if none can be computed.
+        """
         step = self._new_step()
         prompts = [job for job in self.running if job.request.scope.adapters == adapters and job.phase is not Phase.DECODE]
         step.prefill(prompts, self.budget.limit(self.batch_size, partial(self.cells.swap.passed_over, prompts)))
@@ -463,8 +476,8 @@ class Scheduler:
     def _admit(self) -> list[Job]:
         """Start waiting requests while a slot is idle and their prompts fit. Return the requests that were started.
 
-        A request that may make steps fail runs alone, so that no other request fails with it. Before it starts, all running
-        requests are paused, and idle KV is copied to host memory.
+        A request that may make steps fail runs alone, so that no other request fails with it. Before such a request starts,
+        all running requests are paused, and idle KV is copied to host memory.
         """
         started: list[Job] = []
         if any(job.is_suspect for job in self.running):
@@ -512,7 +525,9 @@ class Scheduler:
         return self.slots.any_idle
 
     def _give_way(self, job: Job, slot: int) -> bool:
-        """Pause the youngest background request, so that a client's request can start. Return False if there is none.
+        """Pause the youngest background request, so that a client's request can start.
+
+        Return False if there is no such background request.
 
         slot: pause only a request in this slot; -1: in any slot.
         """
@@ -525,7 +540,8 @@ class Scheduler:
     def _may_start(self, job: Job) -> bool:
         """Return whether nothing but a lack of slots or cells keeps a request from starting.
 
-        It must not wait for a fetch, for running prompts (`LateStarts`), or for a certain slot that is busy.
+        A request may not start while it has to wait for a fetch, for running prompts (`LateStarts`), or for a certain slot
+        that is busy.
         """
         return job.phase is not Phase.FETCHING and job not in self._late and self.slots.may_take(job)
 
@@ -549,10 +565,12 @@ class Scheduler:
         job.go_on()
 
     def _preempt(self) -> None:
-        """Pause the youngest request of the lowest priority, and put it first in the queue. Its stream goes on later.
+        """Pause the youngest request of the lowest priority, and put it first in the queue.
 
-        The request stays in the queue until a running request ends. If it were admitted earlier, it would just fit, and soon
-        be preempted again.
+        The stream of the paused request goes on later.
+
+        The request stays in the queue until a running request ends. If the paused request were admitted earlier, its prompt
+        would just fit, and it would soon be preempted again.
         """
         self._pause(min(reversed(self.running), key=lambda job: job.request.priority), blocks=True)
 
@@ -569,7 +587,7 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _release(self, job: Job) -> None:
-        """End a request's use of its slot and its sequence. Its KV stays in the tree as idle KV."""
+        """End a request's use of its slot and its sequence. The request's KV stays in the tree as idle KV."""
         for checked, span in self.step.checked:
             if checked is job:
                 cut(job, span, self.tree.device)

@@ -44,12 +44,12 @@ class Scope:
 
     @property
     def text(self) -> str:
-        """The scope as text, as files contain it. Only for shared scopes."""
+        """The scope as text, as files contain it. Only the text of a shared scope may be used."""
         return f"{self.name}{SEPARATOR}{self.adapters}" if self.adapters else self.name
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the scope's KV is still valid after its adapters are loaded again, in this process or a later one."""
+        """Whether the scope's KV stays valid when its adapters are loaded again, in this process or a later one."""
         return OF_PROCESS not in self.adapters
 
     @property

@@ -100,7 +100,10 @@ class Fetcher(Protocol):
         ...
 
     def take_over(self, job: Job) -> bool:
-        """Move to host memory the records that a running request has reached. Return whether it has reached any."""
+        """Move to host memory the records that a running request has reached.
+
+        Return whether the request has reached any record.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""Separate reading: each document is read (computed) after the prompt's prefix alone. Then its KV is moved to its place.
+"""Separate reading: each document is read (computed) after the prompt's prefix alone.
+
+After the reading, the document's KV is moved to its place in the prompt.
 
 A request with separately read documents runs in stages. In each stage but the last, its prompt is the prefix and one
 document, so the KV of this document is as exact as that of any other prompt:
@@ -14,8 +16,8 @@ places.
 Documents are read one after the other, never together, because the bits of a token's KV depend on its cell.
 
 Each use of a document raises the worth of the KV that was read after the prefix alone. The KV that was moved to a place in a
-prompt is worth little: it can be made again at once from the KV that was read. Only the tokens between and after the
-documents would have to be computed again.
+prompt is worth little: it can be made again at once from the KV that was read. To make such a prompt's KV again, only the
+tokens between and after the documents would have to be computed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class MovedDocument:
     """A separately read document at positions [start, stop) of a prompt.
 
     id, key: as in `PlacedDocument`.
-    prefix (int32): the prompt's tokens before its first document. All documents of a prompt share this array.
+    prefix (int32): the prompt's tokens before its first document. All moved documents of a prompt share this array.
     tokens (int32): the document's own tokens.
     """
 
@@ -78,7 +80,8 @@ class MovedDocument:
     def moves_from(self) -> int:
         """The first position of the prompt whose KV comes from the document's text.
 
-        It is 0 if the document is read in its place, since the text's KV then includes the prompt's prefix.
+        The position is 0 if the document is read in its place: the KV of the document's text then includes the prompt's
+        prefix.
         """
         return self.start if self.distance else 0
 
@@ -113,11 +116,11 @@ class MovedDocument:
 class SeparateLayout(Layout):
     """The layout of a prompt with separately read documents, or of a stage that reads one of them.
 
-    In the whole prompt, the tokens of these documents are marked (`mark`).
+    In the layout of the whole prompt, the tokens of separately read documents are marked (`mark`).
 
     moved: the separately read documents; empty in a stage.
-    reads: in a stage, the index of the stage's document in the `moved` of the whole prompt, and the layout of the whole
-        prompt; None if this is not a stage.
+    reads: None if this is not a stage. In a stage, the number of the document that the stage reads, and the layout of the
+        whole prompt. The document is in the `moved` of that layout.
     """
 
     moved: tuple[MovedDocument, ...] = ()
@@ -160,7 +163,7 @@ class SeparateLayout(Layout):
 
 
 def separate(layout: Layout) -> SeparateLayout:
-    """Return a layout, which must be a `SeparateLayout`."""
+    """Check that a layout is a `SeparateLayout`, and return it."""
     assert isinstance(layout, SeparateLayout)
     return layout
 
@@ -185,11 +188,12 @@ class KvPart(NamedTuple):
 class ReadDocuments(StrategyState):
     """The documents that a request has read, or has found in the cache. Documents are numbered as in `moved`.
 
-    pieces: the KV of each of these documents. The request keeps it even if the cache evicts it.
+    pieces: the KV of each document that was read or found, by the document's number. The request keeps this KV even if the
+        cache evicts its own copy.
     num_prefix, tokens: how many tokens of the prefix, and of each document, the request has computed in its stages.
     reached: the position up to which reused tokens were counted.
-    looked: where the last search for an unread document stopped: a document's number. At that time, all documents before it
-        were read or cached.
+    looked: the number of the document at which the last search for an unread document stopped. When that search stopped, all
+        documents before this one were read or cached.
     """
 
     pieces: dict[int, tuple[KvPart, ...]] = field(default_factory=dict[int, tuple[KvPart, ...]])
@@ -203,7 +207,10 @@ class ReadDocuments(StrategyState):
         return bool(self.pieces)
 
     def suits(self, layout: Layout) -> bool:
-        """Return whether the job itself has a copy of each document. The cache may have evicted its own copies by now."""
+        """Return whether a layout can still be used: the job must have its own copy of each document.
+
+        The cache's copies may have been evicted by now.
+        """
         return len(self.pieces) >= len(moved_in(layout))
 
     def count(self, document: int, num_prefix: int, start: int, stop: int) -> None:
@@ -280,7 +287,9 @@ class SeparateDocuments(PlainKV):
         return next((start for start in starts if start > job.computed), job.num_tokens)
 
     def reached(self, job: Job, span: Span) -> bool:
-        """Count a computed span of a document. Return whether the whole document is now read, which ends the stage.
+        """Handle a computed span of a document: count its tokens.
+
+        Return whether the whole document is now read, which ends the stage.
 
         The request keeps a copy of the document's KV, so that the cache may evict it.
         """
@@ -299,7 +308,8 @@ class SeparateDocuments(PlainKV):
     def _keep_moved(self, job: Job) -> None:
         """Keep copies of the documents that a request has found in the cache, and count the request's use of them.
 
-        This is done at the start of the first stage, because reading documents may evict others from the cache.
+        The copies are made at the start of the request's first stage, because reading documents may evict others from the
+        cache.
         """
         readings, scope = read_by(job), job.request.scope
         if job.is_reading and readings.tokens:
@@ -325,10 +335,10 @@ class SeparateDocuments(PlainKV):
         self._tree.use(nodes, counts_as_use=job.request.kind.counts_as_use, session=job.request.session)
 
     def _price_path(self, job: Job, last_node: Node) -> None:
-        """Set the worth of the path after the prefix, by the share of its tokens that were computed and not moved.
+        """Set the worth of the path after the prefix, by the share of the path's tokens that were computed and not moved.
 
-        Reusing the path saves more time the larger this share is. The share is squared, because the path serves only its own
-        chat, while documents serve all chats.
+        Reusing the path saves more time the larger this share is. The share of computed tokens is squared, which lowers the
+        worth: the path serves only its own chat, while documents serve all chats.
         """
         if job.is_reading:
             return
@@ -344,7 +354,7 @@ class SeparateDocuments(PlainKV):
             self._tree.price(node)
 
     def _restore(self, job: Job, num_cells: int = 0) -> None:
-        """Restore the KV that follows the job's own KV: copies of runs, and documents, in the order of the prompt."""
+        """From the job's own KV on, restore copies of runs, and move documents to their places, in the prompt's order."""
         while True:
             super()._restore(job, num_cells)
             if not self._place(job, num_cells):
@@ -389,7 +399,7 @@ class SeparateDocuments(PlainKV):
     def _count_reused(self, job: Job, source: str, start: int, stop: int) -> None:
         """Count positions [start, stop) as reused, without tokens that the request has computed in its stages.
 
-        These are the last tokens of the prefix, and the last tokens of each document that was read.
+        The tokens computed in stages are the last tokens of the prefix, and the last tokens of each document that was read.
         """
         readings, moved = read_by(job), moved_in(job.layout)
         start, readings.reached = max(start, readings.reached), max(stop, readings.reached)

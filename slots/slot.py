@@ -23,15 +23,17 @@ SIMILARITY = 0.1
 
 @dataclass(slots=True)
 class Slot:
-    """A place in which one request runs at a time. It remembers the last client's request that has ended in it.
+    """A place in which one request runs at a time. A slot remembers the last client's request that has ended in it.
 
-    last: the id of that last request; -1: none yet.
-    scope, history (int32): its scope, and its tokens with KV; empty if its KV was not kept.
-    num_prompt: how many tokens of the history are its prompt.
-    prefix_cache_tokens, prefix_cache_ratio: how many tokens of its prompt were not computed, and their share of the prompt.
-    ahead (int32): the tokens of a background request that has prefilled its next turn since.
+    last: the id of the last client's request; -1: there was none yet.
+    scope, history (int32): the last request's scope, and its tokens with KV; empty if this KV was not kept.
+    num_prompt: how many tokens of the history are the last request's prompt.
+    prefix_cache_tokens, prefix_cache_ratio: how many prompt tokens of the last request were not computed, and their share of
+        the prompt.
+    ahead (int32): the tokens of a background request that has prefilled the next turn of the remembered request; empty: no
+        next turn is prefilled.
 
-    Other background requests, and stages that read a document, change none of these fields.
+    Any other background request, and any stage that reads a document, leaves what the slot remembers as it is.
     """
 
     id: int
@@ -49,7 +51,7 @@ class Slot:
     def remember(self, scope: Scope | None, history: np.ndarray, num_prompt: int, last: int = -1) -> None:
         """Replace the history.
 
-        num_prompt: the number of tokens of the prompt. The history may have fewer.
+        num_prompt: the number of tokens of the prompt. The history may have fewer tokens than the prompt.
         """
         self.scope, self.history, self.last, self.ahead = scope, history, last, NO_TOKENS
         self.num_prompt = min(num_prompt, len(history))
@@ -91,7 +93,7 @@ class Slots:
     def take(self, job: Job, sequence_id: int) -> None:
         """Give a request an idle slot: the slot that it wants, else `affine_slot`, else the least recently used slot.
 
-        sequence_id: the id of the request's sequence. It may be new even if the request continues the slot's history.
+        sequence_id: the id of the request's sequence. The id may be new even if the request continues the slot's history.
         """
         idle = [slot for slot in self._slots if slot.job is None and job.request.wanted_slot in (-1, slot.id)]
         slot = affine_slot(idle, job, self._similarity) or min(idle, key=lambda slot: slot.last_use)
@@ -124,8 +126,8 @@ class Slots:
     def _followed(self, job: Job) -> Slot | None:
         """Return the slot that remembers the request whose next turn `job` prefills; None if no slot does.
 
-        If that request was paused and went on in another slot, several slots remember it. The most recently used slot is
-        returned.
+        If the followed request was paused and went on in another slot, several slots remember it. Of the slots that remember
+        it, the most recently used one is returned.
         """
         slots = (slot for slot in self._slots if slot.last == job.request.follows)
         return max(slots, key=lambda slot: slot.last_use, default=None)
@@ -138,9 +140,9 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
     not be part of the prefix: in the next turn, the answer may lack its reasoning, or have other tokens for the same text.
 
     If there is no such slot, the common prefix must be at least `similarity` of the request's prompt; with a similarity of 0
-    no slot qualifies. It must also contain at least half of the slot's last prompt, not counting the opening that new chats
-    share. Without this rule, two chats that share only a system text would keep taking each other's slot. The result is None
-    if no slot qualifies.
+    no slot qualifies. The common prefix must also contain at least half of the slot's last prompt, not counting the opening
+    that new chats share. Without the rule of one half, two chats that share only a system text would keep taking each
+    other's slot. The result is None if no slot qualifies.
     """
     shared = {slot.id: slot.num_shared(job) for slot in idle}
     found = [slot for slot in idle if 0 < slot.num_prompt <= shared[slot.id]]
@@ -158,8 +160,8 @@ def affine_slot(idle: Sequence[Slot], job: Job, similarity: float) -> Slot | Non
 class Histories:
     """Saves, restores and erases the histories of idle slots, between two steps.
 
-    carry_out: performs the pending operations at once instead of with the next plan. If it raises, the content of the
-        device's memory is unknown until `Scheduler.recover` is called.
+    carry_out: performs the pending operations at once instead of with the next plan. If `carry_out` raises, the content of
+        the device's memory is unknown until `Scheduler.recover` is called.
     """
 
     def __init__(self, device: DeviceCells, index: PromptTree, *, carry_out: Callable[[], None]) -> None:
@@ -184,7 +186,7 @@ class Histories:
         return list(takewhile(bool, made))  # type: ignore[arg-type]
 
     def remember(self, slot: Slot, scope: Scope, tokens: np.ndarray) -> int:
-        """Make the cached prefix of `tokens` a slot's history. Return the length of this prefix."""
+        """Make the cached prefix of `tokens` a slot's history. Return the length of the cached prefix."""
         runs = self._index.usable_runs(scope, tokens)
         length = runs[-1][1] if runs else 0
         slot.remember(scope, tokens[:length], length)

@@ -1,11 +1,11 @@
 """Snapshots: saved states of recurrent and hybrid models, whose state cannot be cut at a prefix.
 
 A recurrent state stands for exactly the tokens that led to it, so only a prompt that starts with all of these tokens can use
-it. The KV of a hybrid model's attention layers can be cut. So this KV is kept run by run, each run only once, and a state is
-a small object at the end of a run. States are taken where later prompts are likely to diverge: at the ends of documents,
-questions and answers, and where an earlier prompt has diverged. A prompt continues from the deepest state of its prefix:
-this state and the runs before it are restored to the prompt's sequence. llama-server's context checkpoints are similar, but
-each of them contains the whole state.
+it. In a hybrid model, the KV of the attention layers can be cut at any position. So the KV of these layers is kept run by
+run, each run only once, and a state is a small object at the end of a run. States are taken where later prompts are likely
+to diverge: at the ends of documents, questions and answers, and where an earlier prompt has diverged. A prompt continues
+from the deepest state of its prefix: this state and the runs before it are restored to the prompt's sequence. llama-server's
+context checkpoints are similar, but each of them contains the whole state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SnapshotState(StrategyState):
     """The snapshots of a job.
 
     stops: the positions where the job's prefill pauses for a snapshot.
-    taken: the run at whose end the job's last snapshot was taken, even if this snapshot is gone.
+    taken: the run that ends where the job's last snapshot was taken, even if this snapshot is gone.
     """
 
     stops: tuple[int, ...] = ()
@@ -59,8 +59,8 @@ class Snapshots(StateTree):
     tree: the prefix tree, which has the sequences.
     host: host memory. If its budget is 0, no states are kept.
     spacing: the fewest tokens between two states of a prompt; for exceptions, see `stops`.
-    unused: how many states inside prompts may wait for a second prompt that uses them. This limit is raised when such a
-        state was dropped and had to be taken again.
+    unused: how many states inside prompts are kept that no second prompt has used yet. The limit is raised when a state that
+        was dropped because of the limit had to be taken again.
     """
 
     def __init__(self, tree: PrefixTree, host: HostMemory, *, spacing: int = SPACING, unused: int = UNUSED) -> None:
@@ -72,13 +72,13 @@ class Snapshots(StateTree):
     def stops(self, job: Job, waiting: Iterable[Job] = ()) -> tuple[int, ...]:
         """Return the positions at which to take states while the rest of a prompt is computed.
 
-        They are ends of the prompt's segments, and the position where an earlier prompt ended or diverged. Positions close
-        to another one are left out.
+        The positions are ends of the prompt's segments, and the position where an earlier prompt ended or diverged.
+        Positions close to another one are left out.
 
-        A state after a short last question takes one more batch, for the few tokens of the prompt that follow the question.
-        Usually this does not pay: the next turn continues from the state after the answer, and other questions diverge at
-        the start of this one. It pays if the next turn contains the answer in a changed form, if no answer follows, or if
-        another request may wait for the same prompt.
+        To take a state after a short last question, the few tokens of the prompt that follow the question need a batch of
+        their own. Usually a state after the question does not pay: the next turn continues from the state after the answer,
+        and prompts with other questions diverge at the start of this question. A state after the question pays if the next
+        turn contains the answer in a changed form, if no answer follows, or if another request may wait for the same prompt.
 
         A state is taken at each breakpoint of the client, unless fewer than `recompute_last` tokens follow before the next
         breakpoint or the prompt's end.
@@ -102,9 +102,9 @@ class Snapshots(StateTree):
     def _with_branch(self, job: Job, stops: list[int], marked: set[int], waiting: Iterable[Job]) -> tuple[int, ...]:
         """Add to `stops` the position up to which an earlier prompt had the same tokens, unless a state is close to it.
 
-        A prefix that was sent twice is likely to be sent again. Marconi admits states for this reason (Pan et al. 2024). If
-        the whole prompt was sent before, or another waiting request has it, too, the state is taken before the last tokens
-        of the prompt, which are always computed.
+        A prefix that was sent twice is likely to be sent again. The cache Marconi, too, admits a state if its prefix was
+        sent twice (Pan et al. 2024). If the whole prompt was sent before, or another waiting request has it, too, the state
+        is taken before the last tokens of the prompt, which are always computed.
         """
         is_awaited = any(other.request.prompt is job.request.prompt for other in waiting)
         known = job.num_prompt if is_awaited else self.match(job.request.snapshot_scope, job.tokens[: job.num_prompt]).length
@@ -210,7 +210,7 @@ class Snapshots(StateTree):
         self.price(node)
 
     def _thin_out(self, node: Node, job: Job) -> None:
-        """Forget states that no second prompt has used, and that are worth little after a new state was taken.
+        """A new state was taken. Forget earlier states that no second prompt has used, and that are now worth little.
 
         node: the node with the new state.
 
@@ -233,9 +233,10 @@ class Snapshots(StateTree):
     def _pass_over(self, last: Node, states: Iterator[Node]) -> None:
         """After two later turns of a chat, forget the state of a turn, or lower its worth.
 
-        The state is forgotten if that leaves only a small gap between the states before and after it.
+        The state is forgotten if only a small gap is then left between the states before and after it. If the gap would be
+        larger, the state's worth is lowered.
 
-        last: the state of the next turn.
+        last: the node with the state of the first of the two later turns.
         states: the states before `last`, nearest first.
         """
         below = last
@@ -255,7 +256,10 @@ class Snapshots(StateTree):
             self.revalue(node)
 
     def _wait_for_second(self, node: Node) -> None:
-        """Keep a state inside a prompt until a second prompt uses it. If too many states wait, forget the oldest ones."""
+        """Keep a state inside a prompt until a second prompt uses it.
+
+        If too many such states wait for a second prompt, forget the oldest of them.
+        """
         if node.frequency > 1 or node.pinned_until or node in self.passed:
             return
         self.unused[node] = None
@@ -268,7 +272,7 @@ class Snapshots(StateTree):
 
 
 def _is_passed(node: Node) -> bool:
-    """Return whether only one prompt has continued from a state, and nothing else speaks for keeping the state."""
+    """Return whether a state need not be kept: one prompt has continued from it, no document ends there, it has no pin."""
     return node.frequency < 2 and len(node.children) == 1 and not (node.pinned_until or node.document_of)
 
 

@@ -80,7 +80,7 @@ class StateTree(PromptTree):
     def void(self) -> None:
         """Forget states and runs whose copies were never made, and all runs after such runs.
 
-        A later run may have a copy all the same, from a fetched record.
+        A run after such a run may still have a copy, from a fetched record.
         """
         lost = set(self.without_copy())
         for node in [node for root in self.roots.values() for node in descendants(root)][::-1]:
@@ -93,7 +93,7 @@ class StateTree(PromptTree):
         self.unused, self.aged, self.passed = {}, set(), set()
 
     def forget(self, node: Node) -> int:
-        """Drop a node's state, and the runs that no other state needs. Return the number of tokens of these runs."""
+        """Drop a node's state, and the runs that no other state needs. Return the number of tokens of the dropped runs."""
         self.host.release_state(node)
         self.unused.pop(node, None)
         self.passed.discard(node)
@@ -109,8 +109,8 @@ class StateTree(PromptTree):
     def lose(self, node: Node) -> int:
         """Forget the state of a node. Return the number of tokens of the runs that were forgotten with it.
 
-        If the state saves much more time now than when it was last priced, it stays, with a new price, and the result is 0.
-        This happens when the state before it has been forgotten.
+        If the state saves much more time now than when it was last priced, it is not forgotten: it gets a new price, and the
+        result is 0. A state saves more time once the state before it has been forgotten.
         """
         if node.state is not None and self._token_cost(node) > DEARER * node.token_cost:
             self.revalue(node)
@@ -144,7 +144,7 @@ class StateTree(PromptTree):
     def make_room(self, node: Node) -> None:
         """Evict states until the budget has room for the state of `node`, which is new or has just been used.
 
-        If that is impossible, the state of `node` is forgotten.
+        If the budget cannot get enough room, the state of `node` is forgotten.
         """
         self._clock += 1
         node.host_priority = np.inf

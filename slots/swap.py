@@ -1,4 +1,6 @@
-"""Swap: while a step computes a prompt, the KV of other requests is in host memory. It comes back after the step.
+"""Swap: while a step computes a prompt, the KV of other requests is in host memory.
+
+The KV of those requests comes back after the step.
 
 Attention passes over all cells in use. On the CPU, a cell that no token of the step sees takes an eighth to a quarter of the
 time of a cell that is seen, because the kernel works on tiles of cells, which may belong to several requests. Moving a cell
@@ -19,9 +21,9 @@ nothing has moved.
 llama.cpp also passes over free cells, up to the highest cell in use. If KV before A's cells was evicted, a swap moves A's KV
 to the first cells, even if no other KV has to be moved out.
 
-llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. Because
-llama.cpp fills the lowest free cells first, new KV ends below the number of cells then in use, or below the highest cell
-that was in use before. The bound of an evicted run no longer counts.
+llama.cpp does not report the highest cell in use, so each run has an upper bound for its cells, `cells_end`. llama.cpp fills
+the lowest free cells first. So the bound for new KV is the number of cells in use with this KV, or the highest cell that was
+in use before, whichever is higher. Once a run is evicted, its bound no longer counts.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Swap:
     def bound_cells(self, job: Job) -> None:
         """Recompute the upper bound of the cells in use, before a request's copies are restored into the first free cells.
 
-        Private tokens have no bound of their own. While there are any, the old bound stays.
+        No bound covers private tokens. While any request has private tokens, the upper bound is not lowered.
         """
         device = self._tree.device
         if device.cells_end > self.num_used and not any(one.num_private for one in self._running):
@@ -71,8 +73,8 @@ class Swap:
     def take_operations(self, num_tokens: int, computing: list[Job]) -> tuple[Moves, Moves]:
         """Return the operations to carry out before a step, and those to carry out after it.
 
-        The step computes `num_tokens` tokens of the requests in `computing`. Its operations are the tree's pending ones and,
-        if a swap saves time, those of the swap.
+        The step computes `num_tokens` tokens of the requests in `computing`. The operations before the step are the tree's
+        pending ones. If a swap saves time, the operations of the swap are added.
         """
         device, used = self._tree.device, self.num_used
         device.cells_end = max(device.cells_end, used) if used else 0
@@ -108,9 +110,9 @@ class Swap:
     def _to_swap(self, num_tokens: int, computing: list[Job]) -> tuple[int, int]:
         """Return how many of the cells in use a step does not see, and how many cells attention can skip thanks to a swap.
 
-        With a swap, attention skips the unseen cells, and the free cells below the highest one in use. The second number is
-        0 if a swap would make the step no faster. Later steps skip the free cells, too, so each token of an answer counts
-        for the decision.
+        With a swap, attention skips the unseen cells, and the free cells below the highest one in use. If a swap would not
+        make the step faster, the second number is 0. Later steps skip the free cells, too, so the decision also counts the
+        steps of the answer.
         """
         tree, costs, used = self._tree, self._tree.costs, self.num_used
         free = max(tree.device.cells_end - used, 0)
@@ -136,12 +138,12 @@ def swap_out(
 ) -> tuple[Moves, Moves]:
     """Return the operations of a swap: those before the step, and those after it.
 
-    The operations before the step follow the tree's pending ones. A copy of a run stays in host memory if there is
-    room for it; otherwise it is kept only until the step ends.
+    The operations before the step are to be carried out after the tree's pending ones. A copy of a run stays in host memory
+    if there is room for it; otherwise it is kept only until the step ends.
 
     runs: the runs on the device.
-    computing: the running requests that the step computes. Their KV is moved to the first cells.
-    in_place: whether their KV is in the first cells already.
+    computing: the running requests that the step computes. The KV of the computing requests is moved to the first cells.
+    in_place: whether the KV of the computing requests is in the first cells already.
     """
     copies: list[Operation] = []
     stays: list[Operation] = []  # KV of the computing requests, which comes back before the step

@@ -13,7 +13,7 @@ from .job import Job, Phase, Turn
 
 
 def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
-    """Return the running requests that may share the next step. They all have the same set of LoRA adapters.
+    """Return the running requests that may share the next step. All returned requests have the same set of LoRA adapters.
 
     A llama.cpp context computes with one set at a time, so the sets take turns. The next set is the one after `last`, the
     set of the last step.
@@ -26,12 +26,12 @@ def in_turn(running: Sequence[Job], last: str, *, decoding: bool) -> list[Job]:
 
 
 class LateStarts:
-    """Late prompts: they start only after running prompts are computed, although a slot is idle.
+    """Late prompts: prompts that start only after certain running prompts are computed, although a slot is idle.
 
-    If a late prompt started at once, its first token would not come earlier. But the order of its documents would be fixed
-    before the KV of the running prompts can be reused, and attention would pass over its cells in the meantime. A late
-    prompt waits only for running prompts that have the same set of adapters and are computed before it. A prompt that can
-    share a step with the last tokens of these running prompts is not late.
+    If a late prompt started at once, its first token would not come earlier. But the documents of the late prompt would be
+    ordered before the KV of the running prompts can be reused, and attention would pass over the late prompt's cells in the
+    meantime. A late prompt waits only for running prompts that have the same set of adapters and are computed before it. A
+    prompt is not late if it can share a step with the last tokens of the running prompts before it.
     """
 
     def __init__(self, budget: PrefillBudget, cells: Cells, counters: Counters, batch_size: int) -> None:
@@ -39,7 +39,10 @@ class LateStarts:
         self._jobs: set[Job] = set()  # requests that keep their layout until they start
 
     def __contains__(self, job: Job) -> bool:
-        """Return whether a waiting request must not start yet. Background requests start after all late prompts."""
+        """Return whether a waiting request must not start yet.
+
+        While there are late prompts, a background request must not start either.
+        """
         return job in self._jobs or (bool(self._jobs) and not job.request.kind.is_client)
 
     def update(self, running: Collection[Job]) -> None:
@@ -49,7 +52,7 @@ class LateStarts:
             self._jobs = {job for job in self._jobs if job.phase is Phase.WAITING and _is_late(job, ends)}
 
     def add(self, job: Job, running: Collection[Job]) -> bool:
-        """Return whether the prompt of a waiting request is late. If it is, remember it. It must be laid out."""
+        """Return whether the prompt of a waiting request is late, and remember a late one. The prompt must be laid out."""
         if not job.request.kind.is_client or job.has_started or job.is_suspect:
             return False
         ends, is_new = self._ends(running), not job.due
@@ -68,7 +71,7 @@ class LateStarts:
         job.starts_late = False
 
     def startable(self, lacking: Mapping[Job, int], running: Collection[Job]) -> set[Job]:
-        """Return which of these waiting requests have prompts that would not be late.
+        """Return the requests in `lacking` whose prompts would not be late.
 
         lacking: for each waiting request, how many tokens it would compute.
         """
@@ -78,9 +81,10 @@ class LateStarts:
     def _ends(self, running: Collection[Job]) -> dict[str, Turn]:
         """Return for each set of adapters the first turn (`Job.turn`) at which a prompt is late.
 
-        If a set has no entry, none of its prompts is late. The running prompts up to that turn have enough tokens for an
-        efficient step. While streams decode, such a step is as full as the prefill budget allows. If no stream decodes, it
-        is large enough to swap out the cells of other requests.
+        If a set has no entry, none of its prompts is late. The running prompts up to the turn in the result have enough
+        tokens for an efficient step. If streams decode, an efficient step is as full as the prefill budget allows. If no
+        stream decodes, an efficient step is less than a chunk short of a full batch, or large enough to swap out the cells
+        of other requests.
         """
         prompts = [one for one in running if one.request.kind.is_client and one.phase is not Phase.DECODE]
         if not prompts:

@@ -1,4 +1,4 @@
 """The tiers below host memory: records in folders and archives.
 
-These modules import modules of `slots/`. The modules of `slots/` do not import these.
+The modules of `slots/store/` import modules of `slots/`. No other module of `slots/` imports a module of `slots/store/`.
 """

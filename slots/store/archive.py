@@ -165,7 +165,7 @@ class StoredFolder:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the folders in a cache folder. Each has the KV of one model and one set of settings."""
+    """Return the folders in a cache folder. Each of these folders has the KV of one model and one set of settings."""
     found = (path for path in root.iterdir() if FOLDER.fullmatch(path.name))
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
@@ -247,7 +247,7 @@ def provenance_in(folder: Path) -> Provenance | None:
 
 
 def _delete(path: Path) -> bool:
-    """Delete a file. Return False if that fails."""
+    """Delete a file. Return False if the file cannot be deleted."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -310,9 +310,9 @@ MANIFESTS = msgspec.json.Decoder(Manifest)
 
 
 class ImportedTier(DiskTier):
-    """A disk tier for KV of other machines, and for KV that this server has computed as its continuation.
+    """A disk tier for KV of other machines, and for KV that this server has computed after such KV.
 
-    It has a separate folder. Its KV need not be equal, bit for bit, to KV that this machine computes.
+    The tier has a separate folder. The KV in this tier need not be equal, bit for bit, to KV that this machine computes.
     """
 
     name = Source.IMPORTED
@@ -514,7 +514,10 @@ def _record(file: BufferedIOBase, member: Member, made_by: Provenance) -> Record
 
 
 def _keep(record: Record, made_by: Provenance, folder: Path) -> bool:
-    """Write a record to a folder, as used once. Return False if the folder has it already. Raises OSError."""
+    """Write a record to a folder.
+
+    The new file counts as used once. Return False if the folder has the record already. Raises OSError.
+    """
     path = folder / file_name(record)
     if path.exists():
         return False

@@ -1,9 +1,9 @@
 """The disk tier: records in files, which a separate thread writes.
 
-Each file has one record. It is written under another name and then renamed. Checksums show whether a file is damaged. Each
-model, with all settings that change KV, has a folder for its files. The files of all these folders together stay within one
-limit on bytes. The engine only queues records; a separate thread writes and deletes files. Two servers may share a folder:
-before each write, a server looks for files that the other server has written or deleted.
+Each file has one record. A file is written under another name and then renamed. Checksums show whether a file is damaged.
+Each model, with all settings that change KV, has a folder for its files. The files of all these folders together stay within
+one limit on bytes. The engine only queues records; a separate thread writes and deletes files. Two servers may share a
+folder: before each write, a server looks for files that the other server has written or deleted.
 
 From time to time, the index of all files is written to a separate file. When a server starts, it compares this index with
 the names, sizes and times of the files, so that it has to read the heads of new and changed files only.
@@ -110,7 +110,10 @@ def names(folder: Path) -> set[str]:
 
 
 def stock(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and the time of last use (ns) of each record in a folder, by its name. No time is in the future."""
+    """Return the size and the time of last use (ns) of each record in a folder, by its name.
+
+    A time of last use that is in the future counts as the time now.
+    """
     found: dict[str, tuple[int, int]] = {}
     now = time.time_ns()
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -186,7 +189,7 @@ class DiskTier:
         return num_bytes <= self.max_bytes and self._pending_bytes + num_bytes <= MOST_PENDING and not self._failing
 
     def put(self, record: Record) -> bool:
-        """Queue a record. Return False if it is refused, for example because the queue is full.
+        """Queue a record. Return False if the record is refused, for example because the queue is full.
 
         Any thread may call this. After a failed write, the queue takes only one record at a time, until a write succeeds.
         """
@@ -207,7 +210,7 @@ class DiskTier:
         return True
 
     def get(self, key: str) -> Record | None:
-        """Read a file, and count it as used. Return None if it is gone or damaged. Any thread may call this."""
+        """Read a file, and count it as used. Return None if the file is gone or damaged. Any thread may call this."""
         path, now = self.folder / key, time.time_ns()
         entry = self.index.entries.get(key) if key in self else None
         if entry is None:
@@ -238,7 +241,7 @@ class DiskTier:
     def drop(self, scope: Scope, seconds: float = 10.0) -> bool:
         """Delete the files of all scopes with this scope's name, in all folders. Any thread may call this.
 
-        Wait at most `seconds` for that. Return whether it was done in this time.
+        Wait at most `seconds` until the files are deleted. Return whether they were deleted in this time.
         """
         with self._changed:
             self._pending = {key: record for key, record in self._pending.items() if record.scope.name != scope.name}
@@ -248,7 +251,7 @@ class DiskTier:
             return self._changed.wait_for(lambda: scope.name not in self._dropped, seconds)
 
     def wait(self) -> None:
-        """Wait until the index has all files that were there at the start. Any thread may call this."""
+        """Wait until the index has all files that were in the folder at the start. Any thread may call this."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready)
 
@@ -259,7 +262,7 @@ class DiskTier:
             return self._ready and not self._pending and not self._dropped and not self._writing
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write the queued records and the index. Wait for that at most `seconds`."""
+        """Write the queued records and the index. Wait at most `seconds` until both are written."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -297,7 +300,10 @@ class DiskTier:
             logger.exception("the disk tier failed; it goes on with what comes next")
 
     def _next(self) -> Record | None:
-        """Take the next record from the queue. Prefixes come first, since a run is useless without the runs before it."""
+        """Take the next record from the queue.
+
+        Records of earlier runs come first, since a run is useless without the runs before it.
+        """
         if not self._pending:
             return None
         self._writing = min(self._pending, key=lambda key: self._pending[key].start)
@@ -316,7 +322,10 @@ class DiskTier:
             self._count_own_changes()
 
     def _end(self) -> None:
-        """Write the index, without files that another server has deleted. A deleted file's tokens must not stay in it."""
+        """Write the index, without files that another server has deleted.
+
+        The tokens of a deleted file must not stay in the index.
+        """
         self._seen = -1
         self._look()
         self._write_index()
@@ -390,8 +399,8 @@ class DiskTier:
     def _makes_room(self, record: Record, size: int) -> bool:
         """Delete files to make room for a record. Return False if the record is not worth writing.
 
-        That is so if the record is too large, or if its prefixes had to be deleted to make room for it. If its prefixes are
-        missing, no file is deleted for it.
+        A record is not worth writing if it is too large, or if its prefixes had to be deleted to make room for it. No file
+        is deleted for a record whose prefixes are missing.
         """
         if size > self.max_bytes:
             return False
@@ -438,7 +447,7 @@ class DiskTier:
             self._write_file(self.folder / INDEX, [xxhash.xxh3_128_digest(content), content], time.time_ns())
 
     def _read_index(self) -> None:
-        """Take over the index from its file, except for the records whose files have changed since."""
+        """Take over the index from its file, without records whose files have changed since the index was written."""
         path = self.folder / INDEX
         try:
             with open_file(path) as file:

@@ -1,9 +1,10 @@
 """Fetches records from lower tiers for waiting requests.
 
-A fetch may delay a request by at most a tenth of the time that it takes to compute the tokens to fetch. So a request waits
-no longer than the time to compute the tokens that have arrived so far, plus a share, `PATIENCE`, of the time to compute all
-tokens to fetch. After that, it gives up the fetch, and computes the missing tokens. The share is smaller than a tenth,
-because these times are estimates. Only time in which the request could have been admitted counts as waiting.
+A fetch may delay a request by at most a tenth of the time that it takes to compute the tokens to fetch. To keep this bound,
+a request waits no longer than the time to compute the tokens that have arrived so far, plus the share `PATIENCE` of the time
+to compute all tokens to fetch. When this time is over, the request gives up the fetch, and computes the missing tokens.
+`PATIENCE` is smaller than a tenth, because the times to compute tokens are estimates. Only time in which the request could
+have been admitted counts as waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ NUM_READERS = 4  # threads: a disk with a long latency serves several reads at o
 
 
 class Readers:
-    """Threads that read records, in the order of the calls. Each of the first calls starts a thread."""
+    """Threads that read records, in the order of the calls.
+
+    Each call starts a thread, until there are as many threads as the constructor was told.
+    """
 
     def __init__(self, count: int = NUM_READERS) -> None:
         self._count, self._threads = count, list[Thread]()
@@ -79,12 +83,12 @@ class Speed:
 
 
 class PricedIndex:
-    """The index of a tier, with prices that consider the cache. It is used to order the documents of one prompt.
+    """The index of a tier, with prices that consider the cache. A priced index is used to order the documents of one prompt.
 
-    It is valid as long as neither the tier's index nor the cache changes.
+    A priced index is valid as long as neither the tier's index nor the cache changes.
 
-    live: the cache. Reusing a run that is in the cache costs what it costs there. Reusing any other run also takes the time
-        to read it from the tier.
+    live: the cache. A run that the cache has, too, is priced as the cache prices it. Reusing any other run also takes the
+        time to read it from the tier.
     read_share: returns the time to read a run, divided by the time to compute it.
     """
 
@@ -112,7 +116,9 @@ class PricedIndex:
 
 
 def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
-    """Return where `tokens` end in a tree: the run, and the position in this run. None if the tree does not have them all.
+    """Return where `tokens` end in a tree: the run, and the position in this run.
+
+    None if the tree does not have all these tokens.
 
     The tokens follow the first `at` tokens of `node`.
     """
@@ -132,12 +138,12 @@ def _after(node: Node, at: int, tokens: np.ndarray) -> tuple[Node, int] | None:
 class Fetches:
     """The scheduler's `Fetcher`: it brings records for waiting prompts into host memory.
 
-    Its methods run in the engine's thread, except `_bring`, which reads files. Once the records of open fetches exceed half
-    of host memory's budget, `look` begins no further fetch.
+    The methods of `Fetches` run in the engine's thread, except `_bring`, which reads files. Once the records of open fetches
+    exceed half of host memory's budget, `look` begins no further fetch.
 
     lower: the lower tiers. A prompt's records are read from the first tier from which reading them pays.
     hand_over: lets the engine's thread call a function.
-    accepts: returns whether a record's KV fits this model. The reading threads call it.
+    accepts: returns whether a record's KV fits this model. The reading threads call this function.
     read: lets a reading thread call a function.
     """
 
@@ -222,7 +228,7 @@ class Fetches:
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted has to wait for a fetch.
 
-        If no fetch was considered for it yet, or if cached KV was lost since then, a fetch may begin now.
+        If no fetch was considered for the request before, or if cached KV was lost after that, a fetch may begin now.
         """
         if not self._lower or job in self._by_job or job.has_started or job.is_suspect or not self._may_fetch(job):
             return False
@@ -292,7 +298,7 @@ class Fetches:
     def _found(self, records: RecordIndex, scope: Scope, text: np.ndarray) -> tuple[int, list[Stretch]]:
         """Return how many tokens of a text are cached and usable, and the stretches after them that records have.
 
-        Cached runs are not usable if the state after them was evicted.
+        If the state after cached runs was evicted, these runs are not usable.
         """
         index = self._scheduler.index
         at = min(index.num_cached(scope, text), index.reusable(scope, text))
@@ -320,7 +326,7 @@ class Fetches:
             self._read(partial(self._bring, fetch, tier, entry.key))
 
     def _bring(self, fetch: Fetch, tier: LowerTier, key: str) -> None:
-        """Read a record, and pass it to the engine's thread. This runs in a reading thread."""
+        """Read a record, and pass it to the engine's thread. `_bring` runs in a reading thread."""
         record, began = None, self._clock()
         try:
             if not fetch.is_over:

@@ -1,6 +1,6 @@
 """Private folders for KV or documents: checks of their owner, locks, and files that are written whole or not at all.
 
-Whoever can write to such a folder can change answers. So it must not be writable for anyone but its owner.
+Whoever can write to a private folder can change answers. So only the owner of a private folder may be able to write to it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_SERVERS = 16  # servers that share a folder, each with a separate place in 
 
 
 class FolderError(Exception):
-    """A folder cannot be used for KV or documents. The message has its name, the reason, and what was expected."""
+    """A folder cannot be used for KV or documents. The message has the folder's name, the reason, and what was expected."""
 
 
 def user_folder(variable: str, usual: str) -> Path:
     """Return a base folder of the user, by the XDG Base Directory Specification. Raises FolderError if the user has no home.
 
-    variable: the environment variable that may name the folder. If it has a relative path, it is ignored.
+    variable: the environment variable that may name the folder. A variable with a relative path is ignored.
     usual: the default, relative to the user's home.
     """
     named = os.environ.get(variable, "")
@@ -75,7 +75,7 @@ MOST_TRIES = 10  # to lock a file that other servers remove; on some file system
 
 
 def lock(file: Path) -> int:
-    """Lock a file. The file is made if it is missing.
+    """Lock a file, which is made if it is missing.
 
     Return a descriptor. The lock ends when the descriptor is closed or this process ends. Raises BlockingIOError if the file
     is locked already, and OSError for other errors, for example if the platform has no such locks.

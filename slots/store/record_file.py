@@ -204,7 +204,7 @@ def read_head(file: BufferedIOBase) -> tuple[Head, int]:
 
 
 def _read(file: BufferedIOBase, size: int, digest: str, complaint: str) -> np.ndarray:
-    """Return the next `size` bytes (uint8) of a file. Raises CorruptFile if they are missing or their digest is wrong."""
+    """Return the next `size` bytes (uint8) of a file. Raises CorruptFile if bytes are missing or their digest is wrong."""
     data = np.empty(size, np.uint8)
     if file.readinto(data.data) != size or _digest(data.data) != digest:
         raise CorruptFile(complaint)
@@ -227,7 +227,7 @@ SIZE = struct.Struct("<Q")  # the size of a record, before it
 def write(path: Path, records: Sequence[Record], made_by: Provenance) -> int:
     """Write a saved slot to a file, whole or not at all. Return the file's size. Raises OSError.
 
-    If two writers write the same file at the same time, it has the content of one of them.
+    If two writers write the same file at the same time, the file has the content of one of them.
     """
     with written_aside(path, syncs=True) as file:
         for record in records:

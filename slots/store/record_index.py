@@ -2,7 +2,7 @@
 
 The record with the lowest priority is evicted first (PGDSF, with the index's own clock). Of records with the same priority,
 the least recently used one is evicted first. A run is useless without the runs before it. So a record gets at least the
-priority of any record that depends on it, and is evicted after that record.
+priority of each record that depends on it, and is evicted after all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ K = TypeVar("K")
 
 
 class Only(MutableMapping[K, "IndexNode"]):
-    """A mapping with at most one entry. It takes a fifth of the memory of a dict."""
+    """A mapping with at most one entry. Such a mapping takes a fifth of the memory of a dict."""
 
     __slots__ = ("_key", "_node")
 
@@ -62,7 +62,7 @@ class Only(MutableMapping[K, "IndexNode"]):
 
 
 class IndexNode(Run["IndexNode"]):
-    """A run whose KV is in records. It takes little memory: empty mappings are shared, and tokens are kept as bytes.
+    """A run whose KV is in records. A node takes little memory: empty mappings are shared, and tokens are kept as bytes.
 
     covers: the property `records`, in a compact form.
     begins: the property `documents_here`, as one flat tuple.
@@ -111,12 +111,12 @@ class IndexRoot(IndexNode):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RecordEntry:
-    """A record in the index. It has the KV from position `start` to the end of `node`.
+    """A record in the index. The record has the KV from position `start` to the end of `node`.
 
-    size: its size in bytes.
-    used: the time of its last use, ns.
-    has_state: whether it has a recurrent state.
-    frequency, token_cost: as in `Node`. The record's worth is their product.
+    size: the size of the record's file in bytes.
+    used: the time of the record's last use, ns.
+    has_state: whether the record has a recurrent state.
+    frequency, token_cost: as in `Node`. The record's worth is the product of these two.
     priority: the worth, plus the value of the index's clock at the last use.
     """
 
@@ -140,7 +140,10 @@ class RecordEntry:
 
     @property
     def place(self) -> Place:
-        """The sort key of eviction. Of records with the same priority and time, the deepest one is evicted first."""
+        """The sort key of eviction: the record with the lowest place is evicted first.
+
+        Of records with the same priority and time, the deepest one is evicted first.
+        """
         return self.priority, self.used, -self.start, self.key
 
     def runs(self) -> Iterator[IndexNode]:
@@ -159,9 +162,9 @@ Covers = RecordEntry | tuple[RecordEntry, ...] | dict[RecordEntry, None]
 
 
 class Stretch(NamedTuple):
-    """Positions [start, stop) of a prompt, all of whose KV is in records. Between two stretches is a hole.
+    """Positions [start, stop) of a prompt. Records have the KV of all these positions. Between two stretches is a hole.
 
-    entries: these records, prefixes first.
+    entries: the records with this KV, prefixes first.
     """
 
     entries: list[RecordEntry]
@@ -398,7 +401,7 @@ class RecordIndex(RadixTree[IndexNode]):
         )
 
     def saved_share(self, node: IndexNode) -> float:
-        """Return 1, as if reading a run took no time, so that its reuse saves all of its computing time."""
+        """Return 1: reuse saves the whole time to compute a run, as if reading the run took no time."""
         return 1.0
 
     def seconds(self, cached: int, new: int) -> float:
@@ -425,10 +428,12 @@ class RecordIndex(RadixTree[IndexNode]):
         return msgspec.msgpack.encode(StoredIndex(self._age, stored))
 
     def restore(self, content: bytes) -> None:
-        """Add the records of an index's file. The caller holds the lock. Raises ValueError for any other content.
+        """Add the records of an index's file.
 
-        The clock starts at 0 again, so its old value is subtracted from all priorities. The new priorities are limited,
-        whatever the file says.
+        The caller holds the lock. Raises ValueError if `content` is not the content of an index's file.
+
+        The index's clock starts at 0 again, so the clock's value in the file is subtracted from all priorities. Priorities
+        that are too high are lowered to a limit.
         """
         stored, scopes = INDEXES.decode(content), dict[str, Scope]()
         if not math.isfinite(stored.clock):
@@ -451,7 +456,9 @@ class RecordIndex(RadixTree[IndexNode]):
                     _place(begin, document, node)
 
     def _end_at(self, entry: RecordEntry | None, at: int) -> IndexNode | None:
-        """Return the node of a record's path that ends at position `at`. If need be, cut a run there.
+        """Return the node of a record's path that ends at position `at`.
+
+        If no run ends at this position, cut a run in two there.
 
         Return None if the path does not reach this position.
         """
@@ -490,7 +497,10 @@ def _adopt(parent: IndexNode, child: IndexNode) -> None:
 
 
 def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
-    """Enter document `key`, which starts after `origin` and ends with `end`. An earlier end is replaced."""
+    """Enter document `key`, which starts after `origin` and ends with `end`.
+
+    If the document had another end before, that end is replaced.
+    """
     if (before := origin.documents.get(key)) is not None:
         before.begins = tuple(part for one in before.documents_here if one != (origin, key) for part in one)
     origin.documents = _with(origin.documents, key, end)
@@ -498,7 +508,7 @@ def _place(origin: IndexNode, key: str, end: IndexNode) -> None:
 
 
 def _with(nodes: MutableMapping[K, IndexNode], key: K, node: IndexNode) -> Any:
-    """Return a mapping with one more node. It may be the same mapping, or a new one that takes less memory."""
+    """Return a mapping with one more node. The result is `nodes` itself or a new mapping."""
     if not nodes:
         return Only(key, node)
     more = dict(nodes) if isinstance(nodes, Only) and key not in nodes else nodes

@@ -45,7 +45,7 @@ class LowerTier(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its records."""
+        """The bytes of all records of the tier."""
         ...
 
     def __str__(self) -> str:
@@ -53,7 +53,10 @@ class LowerTier(Protocol):
         ...
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether `put` would accept `num_bytes` bytes now. This must be fast: the engine's thread calls it."""
+        """Return whether `put` would accept `num_bytes` bytes now.
+
+        This method must be fast: the engine's thread calls it.
+        """
         ...
 
     def put(self, record: Record) -> bool:
@@ -61,11 +64,14 @@ class LowerTier(Protocol):
         ...
 
     def get(self, key: str, /) -> Record | None:
-        """Return the record with a key; None if it is gone. This may take long."""
+        """Return the record with a key; None if it is gone. Reading the record may take long."""
         ...
 
     def drop(self, scope: Scope) -> object:
-        """Forget the records of all scopes with this scope's name, whatever their adapters. Wait until they are gone."""
+        """Forget the records of all scopes with this scope's name, whatever their adapters.
+
+        Wait until the records are gone.
+        """
         ...
 
     def wait(self) -> None:
@@ -75,7 +81,7 @@ class LowerTier(Protocol):
     def __contains__(self, key: str, /) -> bool:
         """Return whether a record is stored or about to be stored, and its scope is not being dropped.
 
-        This must be fast: the engine's thread calls it.
+        This method must be fast: the engine's thread calls it.
         """
         ...
 
