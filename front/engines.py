@@ -205,7 +205,7 @@ class Finder:
 
 
 def _owner(body: bytes) -> str:
-    """Return the owner of the first model; empty for another body."""
+    """Return the owner of the first model in a list of models; empty if the body is no such list."""
     try:
         models = decode(body)
         first = models["data"][0] if isinstance(models, Mapping) else {}
@@ -224,7 +224,8 @@ LONGEST = 50_000  # characters, likewise
 class Waiting:
     """A document whose tokens are to be counted.
 
-    headers, model: from the request that brought the document, so that the client's own key is sent with the text.
+    headers, model: the credentials and the model of the request that brought the document. With these credentials, the
+        document's text is sent under the client's own key.
     """
 
     text: str
@@ -262,7 +263,10 @@ class Counting:
             self._working.cancel()
 
     async def _work(self) -> None:
-        """Count all waiting documents. If the upstream fails, drop them. The next new document starts another try."""
+        """Count the tokens of all waiting documents. If the upstream fails, drop all waiting documents.
+
+        After a failure, the counting starts again when a new document is added.
+        """
         while self._waiting:
             key, asked = self._waiting.popitem(last=False)
             body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}

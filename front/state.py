@@ -71,12 +71,12 @@ class WarmUps:
     def has_room(self, num_bytes: int) -> bool:
         """Return whether another warm-up may start.
 
-        num_bytes: the size of its body.
+        num_bytes: the size of the warm-up's body.
         """
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Start a warm-up. Nobody waits for its end."""
+        """Start a warm-up, and return without waiting for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,7 +97,7 @@ class FrontState:
     """The state of a front.
 
     settings: the front's own settings.
-    hosting: the settings of its port.
+    hosting: the settings of the front's port.
     threads: the threads that read, order and write chats.
     """
 
