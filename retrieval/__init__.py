@@ -1,6 +1,6 @@
 """Search over folders of documents: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
 
-The package needs no model. Without one, it searches only by words:
+The package needs no model. Without an embedding model, it searches only by words:
 
     >>> import asyncio, tempfile
     >>> from pathlib import Path

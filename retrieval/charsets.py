@@ -56,9 +56,11 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return `utf-16-le` or `utf-16-be` for text without a byte order mark. Raises Unreadable if it is not UTF-16 text.
+    """Return the encoding of UTF-16 text without a byte order mark: `utf-16-le` or `utf-16-be`.
 
-    sample: the start of a file. It has zero bytes, so the file is UTF-16 text or binary data.
+    Raises Unreadable if the sample is not UTF-16 text.
+
+    sample: the start of a file. Since the sample has zero bytes, the file is UTF-16 text or binary data.
     """
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")

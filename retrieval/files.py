@@ -33,8 +33,7 @@ class Folder:
     def shown(self, parts: tuple[str, ...]) -> str:
         """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        Backslashes are escaped too. Otherwise a name with a control character would look like a name that spells out this
-        character's escape.
+        Backslashes in names are escaped too, so that an escaped control character differs from a name with the same letters.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -95,7 +94,8 @@ def _names(root: Path) -> Iterator[str]:
 def path_in(folders: Sequence[Folder], asked: str) -> str:
     """Return the path of a file or folder in the index; empty for the whole index.
 
-    asked: a path in the index, or a path on this machine. It may contain `.` and `..`, and slashes at its ends.
+    asked: a path in the index, or a path on this machine. The path may contain `.` and `..`, and may begin and end with
+    slashes.
     """
     path = normpath(asked)
     for folder in folders:

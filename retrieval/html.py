@@ -130,7 +130,7 @@ class _Table:
 
     column: the column of the next cell.
     bars: the number of bars in the row so far.
-    spans: for each column that a merged cell fills, how many rows of it are left, with the current row.
+    spans: for each column that a merged cell fills, the number of rows that the cell still fills, including the current row.
     """
 
     column: int = 0
@@ -203,7 +203,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
+        """Add the waiting ruby readings, in parentheses, after a whole word, so that they do not split the word."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 

@@ -76,7 +76,7 @@ def _add_output(output: dict[str, Any], outline: Outline) -> None:
 
 
 def _count_pictures(data: dict[str, Any], outline: Outline) -> bool:
-    """Count the letters of pictures. Return whether there are any."""
+    """Count the letters of pictures. Return whether `data` has any pictures."""
     kinds = [kind for kind in data if kind in ENCODED or kind.startswith("image/") or kind in ("png", "jpeg", "svg")]
     for kind in kinds:
         is_text = "svg" in kind

@@ -51,7 +51,7 @@ class Package:
     def check(self) -> None:
         """Raise Unreadable if the parts with text (XML, or binary records) would be too large together when unpacked.
 
-        For documents that another library unpacks.
+        Call this method for documents that another library unpacks.
         """
         for entry in self._zip.infolist():
             if entry.filename.endswith((*XML, ".bin")):

@@ -64,10 +64,10 @@ class CellLetters:
 
 
 def add_sheet(outline: Outline, name: str, rows: Iterable[Row]) -> None:
-    """Add a sheet. Its name is a heading, and the first row of each table names the columns.
+    """Add a sheet. The sheet's name is a heading, and the first row of each table names the table's columns.
 
-    After an empty row, a row of several cells without numbers starts another table. Any other row continues the table. A
-    single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
+    After an empty row, a row of several cells without numbers starts another table. All other rows continue the current
+    table. A single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
     """
     outline.has_records = True
     outline.add_heading(1, name)
@@ -213,7 +213,10 @@ class _Workbook:
         return dict(sorted(row.items()))
 
     def _text(self, cell: Element) -> str:
-        """Return a cell as Excel displays it. For a formula, that is its last result; without a result, the formula."""
+        """Return a cell as Excel displays it.
+
+        For a cell with a formula, return the formula's last result, or the formula if it has no result.
+        """
         kind = cell.get("t", "n")
         value = child_of(cell, "v")
         text = (value.text or "") if value is not None else ""
@@ -238,7 +241,10 @@ class _Workbook:
 
 
 def _id_of(sheet: Element) -> str:
-    """Return the id of a sheet's relation. In some files the sheet has another `id`, without a namespace."""
+    """Return the id of a sheet's relation, from the attribute `id` that has a namespace.
+
+    In some files the sheet also has an attribute `id` without a namespace, which is not meant here.
+    """
     return next((value for key, value in sheet.attrib.items() if key.endswith("}id")), "")
 
 

@@ -126,7 +126,7 @@ def _mark(language: str) -> str:
 
 
 def parts_of(word: str) -> tuple[str, list[str]]:
-    """Return an identifier as one folded term, and the words in it. For other words, the identifier is empty.
+    """Return an identifier as one folded term, and the words in it. If the word is no identifier, the term is empty.
 
     >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
     (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
@@ -143,7 +143,7 @@ MOST_KNOWN, MOST_KEPT = 100_000, 32  # words of a language whose terms are cache
 
 
 class _Known(dict[str, str]):
-    """A cache of the terms of a language's words. The terms of a word have spaces between them."""
+    """A cache of the terms of a language's words. If a word has several terms, its value has them with spaces between."""
 
     def __init__(self, language: str) -> None:
         self.language = language
@@ -216,7 +216,7 @@ def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _runs(word: str) -> Iterator[tuple[str, bool]]:
-    """Cut a word where its script changes. Yield each part, and whether its script has no spaces."""
+    """Cut a word where its script changes. Yield each part, and whether its script writes no spaces between words."""
     at = 0
     for run in RUN.finditer(word):
         if run.start() > at:

@@ -31,7 +31,7 @@ class StoredFile:
     state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened).
     reason: why the file failed or was skipped.
     num_chunks, num_vectors: the file's chunks, and how many of them have a vector.
-    num_by_words: the file's chunks that get no vector. Only the word search finds them.
+    num_by_words: the file's chunks that get no vector, so that only the word search finds them.
     left_out: letters that are left out of the chunks on purpose, by kind.
     """
 
@@ -179,7 +179,7 @@ def put_file(
 ) -> WriteOutcome:
     """Store a file with all its chunks in order.
 
-    most_vectors: only so many chunks, the first ones of the file, get a vector. The word search also finds the others.
+    most_vectors: only so many chunks, the first ones of the file, get a vector. Only the word search finds the other chunks.
     """
     with transaction(connection):
         row, before = _put_row(connection, file)
@@ -219,7 +219,7 @@ def remove_files(connection: sqlite3.Connection, paths: Iterable[str]) -> WriteO
 
 
 def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:
-    """Store a file without its places. Return its row, and the chunks that it had before."""
+    """Store a file without its places. Return the number of the file's row, and the chunks that the file had before."""
     stamp = file.stamp
     row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
     before = _take_places(connection, row[0]) if row else []
@@ -236,7 +236,7 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
 
 
 def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
-    """Remove the places of a file. Return the chunks at these places."""
+    """Remove the places of a file. Return the chunks that were at the removed places."""
     numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
     connection.execute("delete from place where file = ?", (file,))
     return numbers
@@ -253,8 +253,8 @@ def _put_chunk(
 ) -> tuple[int, bool]:
     """Return the number of a chunk, and whether the chunk is new. Equal chunks of several files are stored once.
 
-    words: the words of its text.
-    about: its number of tokens, its language, and whether it gets a vector.
+    words: the words of the chunk's text.
+    about: the chunk's number of tokens, the chunk's language, and whether the chunk gets a vector.
     """
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:
