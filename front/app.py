@@ -300,7 +300,7 @@ class WarmUpProxy(ChatProxy):
     async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None, prefill: Prefill) -> None:
         """Let the upstream compute the parts of a prompt.
 
-        Only if the upstream answers with status 200, `parts` are recorded as cached.
+        The front records `parts` as cached only if the upstream answers with status 200.
 
         plan: the order of the documents in `parts`; None if `parts` have no documents. If the upstream fails, the plan is
         taken back.

@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself uses. The front removes these fields from chats with documents."""
+    """The fields of a request that the front itself uses, and that it removes from chats with documents."""
 
     document_order: Order | None = None
     best: BestPlace | None = None

@@ -32,7 +32,8 @@ TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """What an engine reports of a prompt: its number of tokens, and how many of them were cached; None if not reported.
+    """What an engine reports of a prompt: the number of tokens, and the number of cached tokens; None for a number that is
+    not reported.
 
     documents: the ids of the documents in the order of the prompt; empty if they are not reported.
     """
@@ -224,8 +225,8 @@ LONGEST = 50_000  # characters, likewise
 class Waiting:
     """A document whose tokens are to be counted.
 
-    headers, model: the credentials and the model of the request that brought the document. With these credentials, the
-        document's text is sent under the client's own key.
+    headers, model: the credentials and the model of the request that brought the document, so that the document's text is
+        sent under the client's own key.
     """
 
     text: str

@@ -55,8 +55,8 @@ class Lengths:
         """Return the key and the number of tokens of each part of a prompt.
 
         Parts that the upstream has counted keep their counts. The remaining tokens, including those of the chat template,
-        are spread over the other parts by their characters. If the upstream has counted no part, the ratio of characters to
-        tokens is also corrected. The method `tokens` estimates with this ratio.
+        are spread over the other parts by their characters. If the upstream has counted no part, the prompt also corrects
+        the ratio of characters to tokens with which the method `tokens` estimates.
 
         chars: the characters of the prompt after the last part.
         prompt_tokens: the tokens of the whole prompt; None if they are not known.

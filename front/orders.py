@@ -117,7 +117,7 @@ class Placed:
 class PromptPart:
     """A part of a prompt: a document, or the text up to the next document.
 
-    document: None for a text.
+    document: the part's document; None if the part is a text.
     """
 
     key: str
@@ -184,7 +184,7 @@ class OrderPlan:
 class Learnt:
     """What the front has learnt from an answer.
 
-    cached: the number of leading parts that were cached; None if it is not reported.
+    cached: the number of leading parts that were cached; None if the engine reports no cached tokens.
     is_stale: whether parts were expected to be cached, but the wait for the first token showed that they were not.
     """
 
@@ -350,7 +350,7 @@ logger = logging.getLogger("slotcache")
 
 
 class Learning:
-    """Learns from answers. This work runs in worker threads of the event loop."""
+    """Learns from answers, in worker threads of the event loop."""
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics
@@ -364,7 +364,7 @@ class Learning:
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take. So refused requests have no effect on later orders."""
+        """Forget a prompt that the upstream did not take, so that refused requests have no effect on later orders."""
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:

@@ -242,7 +242,7 @@ class Needs:
     """The documents and sessions of a request, which show what it would reuse at which replica.
 
     documents: the documents of the first message that has any, at most `MOST_PLACED`.
-    at: the index of the message that has these documents.
+    at: the index of the message that has `documents`.
     front: the key of the text before the documents. Equal texts in different scopes have different keys.
     stored: the session of the stored conversation or answer that the request continues; empty if it continues none. A stored
         conversation or answer is at one replica only.

@@ -40,9 +40,9 @@ class Prefills:
         return Prefill(self, model)
 
     def has_time_for(self, model: bytes) -> bool:
-        """Return whether a warm-up of this model may start.
+        """Return whether a warm-up of this model can start without delaying a client.
 
-        It may start if all waiting prompts are warm-ups of other models: then it delays no client.
+        A warm-up delays no client if all waiting prompts are warm-ups of other models.
         """
         return self.num_waiting == self.warming.total() - self.warming[model]
 
@@ -86,14 +86,15 @@ class PrefillSpeeds:
         self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds per token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
-        """Estimate how many of a prompt's tokens were cached. Return None if this is unknown, or about as many as expected.
+        """Estimate how many of a prompt's tokens were cached. If the number is unknown, or about as expected, return None.
 
         A prompt is cold if little of it was expected to be cached: its wait shows the model's speed. A prompt that is not
         cold should take less time than a cold one. If the wait of a prompt is nearer to the time of a cold prompt than to
         the expected time, less was cached than expected (CacheWeaver, 3.4).
 
         If a wait is clearly longer than the time of a cold prompt, the prompts that seemed cold were partly cached: a new
-        front cannot know what a warm engine has cached. Such a long wait corrects the model's speed.
+        front cannot know what a warm engine has cached. So a wait that is clearly longer than that of a cold prompt corrects
+        the model's speed.
 
         expected: the number of tokens that were expected to be cached.
         seconds: the wait for the first token.

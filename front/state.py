@@ -37,7 +37,7 @@ class Room:
 
     @contextmanager
     def relaying(self) -> Iterator[Reservation]:
-        """Let a request in, until its answer has ended. Raises RequestError 503."""
+        """Let a request in, and count it as relayed until its answer has ended. Raises RequestError 503."""
         if self.num_relayed >= self._most:
             full = f"{self._most:,} requests are being relayed, the front's --max-relayed: try again"
             raise RequestError(full, status=503, retry_after=1)
@@ -50,7 +50,10 @@ class Room:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Let a request for the upstream's health in. Such a request has no body. Raises RequestError 503."""
+        """Let in a request for the upstream's health. A request for the upstream's health has no body.
+
+        Raises RequestError 503.
+        """
         if self._num_probes >= MOST_PROBES:
             raise RequestError("the upstream is silent, and others ask for its health: try again", status=503, retry_after=1)
         self._num_probes += 1
@@ -116,7 +119,7 @@ class FrontState:
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:
-        """Make the state. Its `upstream` is opened when the application starts."""
+        """Make the state. The state's `upstream` is opened when the application starts."""
         lengths = Lengths(COUNTED * settings.tree_nodes)
         orders = Orders(settings, lengths)
         metrics = FrontMetrics(lambda: len(orders))

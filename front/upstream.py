@@ -148,7 +148,7 @@ class Upstream:
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the next bytes of a body; no bytes at its end. Raises TimeoutError and aiohttp.ClientError.
 
-        If a chunk is malformed, aiohttp closes the connection without an error. So this method checks the connection every
+        If a chunk is malformed, aiohttp closes the connection without an error, so this method checks the connection every
         `LOOK` seconds.
         """
         patience = self._settings.stall_timeout or math.inf

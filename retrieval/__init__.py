@@ -15,8 +15,8 @@ The package needs no model. Without an embedding model, it searches only by word
     tides.md | Tides | The moon raises two tides a day.
     >>> index.close()
 
-With an `Embedder`, `refresh` also embeds the chunks. `index.search(embed=...)` then searches by words and by vectors, and
-fuses the two rankings.
+With an `Embedder`, `refresh` also embeds the chunks. A call of `index.search(embed=...)` searches by words and by vectors,
+and fuses the two rankings.
 """
 
 from .chunks import Chunk, Sizes, cut

@@ -57,8 +57,8 @@ class Sizes:
     """Sizes of chunks, in tokens.
 
     least: if possible, the text after a cut has at least so many tokens.
-    first, most: if possible, a long text is cut into chunks between these sizes. A heading with everything below it, or a
-    single list, table or piece of code, is not cut if it has at most `most` tokens.
+    first, most: if possible, each chunk of a long text has at least `first` and at most `most` tokens. A heading with
+    everything below it, or a single list, table or piece of code, is not cut if it has at most `most` tokens.
     whole_file: a file with at most so many tokens is one chunk.
     """
 

@@ -297,7 +297,10 @@ class _Page:
             self._blocks.append((self._in_main, level, text, has_lines))
 
     def _take(self) -> list[str]:
-        """Return the lines that are not blank, and reset them. Code and lists keep their indentation."""
+        """Return the collected lines that are not blank, and forget all collected lines.
+
+        Code and lists keep their indentation.
+        """
         if self._readings:
             self._add_readings()
         lines = ["".join(parts) for parts in self._lines]

@@ -62,7 +62,7 @@ class Progress:
 
     files: the number of files in all folders, including skipped files.
     files_left: the number of files still to read.
-    not_read: the number of files that failed or were skipped. This number is updated only after all files have been read.
+    not_read: the number of files that failed or were skipped; updated only after all files have been read.
     chunks, vectors: the number of chunks and the number of vectors in the index.
     by_words: the number of chunks that get no vector.
     clusters: the number of clusters of vectors; 0 if a search compares all vectors.

@@ -25,7 +25,7 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
     """Lock an index until the returned descriptor is closed.
 
     database: the file of the index.
-    paths: the sources of the index, which the lock file then names.
+    paths: the sources of the index, which are written into the lock file.
 
     Raises BlockingIOError if a server uses the index, and OSError.
     """

@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass 
 
     size: the size of the letters.
     left, right: the ends of the line along its reading direction.
-    base: the line's place across its reading direction. For a horizontal line, this is its height on the page.
+    base: the line's place across its reading direction, which for a horizontal line is its height on the page.
     angle: the reading direction, in degrees.
     is_row: whether the line is a row, as in a table: its text does not continue in the next line.
     level: the level of a heading, from 1; 0 for text.
@@ -161,7 +161,8 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
     If a gap separates two columns of prose, the whole left column comes before the right one.
 
-    cuts: how often the page has already been cut, into columns or into an upper and a lower half, to get these parts.
+    cuts: the number of cuts so far that led to these parts. Each cut divides a page into columns, or into an upper and a
+    lower half.
     """
     if cuts < MAX_CUTS and len(parts) >= 2 * COLUMN_LINES:
         for gutter in _gutters(parts):
@@ -267,7 +268,7 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
     """Find lines at the edges of pages that repeat at the same place, or have a number there that counts up with the pages.
 
-    Returns the repeated text of each such line, by the page and the line's index on the page.
+    Returns the text of each line that was found, by the page and the line's index on the page.
     """
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers
@@ -386,7 +387,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
     """Yield the lines of a page, in reading order.
 
     Rows with gaps at the same places are a table or columns of prose. Each row of a table is one line, with bars between its
-    cells. In columns, all lines of one column come before those of the next.
+    cells. All lines of a column of prose come before the lines of the next column.
     """
     group: list[Row] = []
     gaps: list[Span] = []
@@ -421,7 +422,7 @@ def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
 
 
 def _beside(gap: Span, part: Line) -> Iterator[Span]:
-    """Yield the pieces of a gap on either side of a part, if they are wide enough; the whole gap if the part is outside."""
+    """If a part is in a gap, yield the pieces of the gap beside the part that are wide enough; else yield the whole gap."""
     if part.right <= gap[0] or part.left >= gap[1]:
         yield gap
         return

@@ -18,7 +18,7 @@ ENCODED = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 
 
 class _Cell(msgspec.Struct):
-    """A cell of a notebook of version 4 or 3. Only version 3 has `input` and `level`."""
+    """A cell of a notebook of version 4 or 3. Only cells of version 3 have `input` and `level`."""
 
     cell_type: str = ""
     source: str | list[str] = ""

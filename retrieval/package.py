@@ -63,7 +63,7 @@ class Package:
             raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
 
     def part(self, name: str) -> Element | None:
-        """Return the root element of a part that is XML. None if there is no part with this name."""
+        """Return the root element of a part that is XML. The result is None if there is no part with this name."""
         if name not in self or not name.endswith(XML):
             return None
         return parse(self.read(name))

@@ -1,7 +1,7 @@
 """Reads spreadsheets. A sheet is a section, and its rows stay rows.
 
-This module itself reads the format that Excel has had since 2007 (XLSX): empty cells are not stored there, and each number
-has a format that says how it is displayed. The library calamine reads the formats XLS and XLSB.
+The module itself reads the format XLSX, which Excel has had since 2007. An XLSX file does not store empty cells, and gives
+each number a format that says how the number is displayed. The library calamine reads the formats XLS and XLSB.
 """
 
 from __future__ import annotations

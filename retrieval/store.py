@@ -50,9 +50,9 @@ class Store:
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
         """Open the file.
 
-        origin: how the chunks and the vectors are made, as two texts named `chunks` and `vectors`. If one of these texts
-        differs from the file's, the file's chunks or vectors were made in another way, and are removed. If `origin` is None,
-        the file is only read.
+        origin: how the chunks and the vectors are made, as two texts named `chunks` and `vectors`. If the text for the
+        chunks or the vectors differs from the one in the file, the file's chunks or vectors were made in another way, and
+        are removed. If `origin` is None, the file is only read.
         """
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
@@ -150,7 +150,7 @@ class Store:
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
         """Call `write`, and return the numbers of the chunks that are in no file any more.
 
-        write: lets another process write to the index. Meanwhile, this process does not write.
+        write: lets another process write to the index. While `write` runs, this process does not write to the index.
         """
         with self._writing:
             return self._count(write())
@@ -402,7 +402,8 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 def take_over(store: Store, old: Store) -> None:
     """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same.
 
-    Then remove the old file. If the old file is already gone, do nothing: another process has taken the old index over.
+    After the copying, remove the old file. If the old file is already gone, do nothing: another process has taken the old
+    index over.
     """
     if not old.path.exists():
         return

@@ -178,7 +178,9 @@ _known = cache(_Known)
 
 
 def terms_of(words: Iterable[str], language: str) -> str:
-    """Return the terms of a text's words for the index, with spaces between them. language: empty if it is unknown.
+    """Return the terms that the index gets for the words of a text, with spaces between the terms.
+
+    language: the language of the text; empty if it is unknown.
 
     >>> terms_of(words_of("東京のC++ libraries, max_connections."), "en")
     '東 京 の c++ librari max_connections max connect'

@@ -30,7 +30,7 @@ class StoredFile:
     digest: the hash of the file's bytes.
     state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened).
     reason: why the file failed or was skipped.
-    num_chunks, num_vectors: the file's chunks, and how many of them have a vector.
+    num_chunks, num_vectors: the number of the file's chunks, and the number of those chunks that have a vector.
     num_by_words: the file's chunks that get no vector, so that only the word search finds them.
     left_out: letters that are left out of the chunks on purpose, by kind.
     """
@@ -140,7 +140,12 @@ class WriteOutcome(NamedTuple):
 
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
-    """Open the database for use by any thread. Only the file's owner can read it. creates: create a missing file."""
+    """Open the database for use by any thread.
+
+    Only the owner of the database's file can read the file.
+
+    creates: whether to create a missing file.
+    """
     if not path.exists():
         # Only for a missing file. Closing an existing file would end all POSIX locks of this process on it. The next
         # process that closes the database would then take itself for the last one, and remove the journal.
@@ -179,7 +184,8 @@ def put_file(
 ) -> WriteOutcome:
     """Store a file with all its chunks in order.
 
-    most_vectors: only so many chunks, the first ones of the file, get a vector. Only the word search finds the other chunks.
+    most_vectors: only so many chunks, the first ones of the file, get a vector. Only the word search finds the file's other
+    chunks.
     """
     with transaction(connection):
         row, before = _put_row(connection, file)

@@ -53,9 +53,9 @@ class Ahead:
     ) -> bool:
         """Prefill a prompt into the cache. Return whether the caller may go on with its next prompt. Raises AheadFailed.
 
-        Return True if the prompt is now cached, or if it was skipped. A prompt is skipped if it is too long, and a
-        prompt of kind AHEAD also if too few cells are free. Return False if a request arrived, if the model sleeps, or
-        if too few cells are free for a prompt of kind PREFETCH.
+        Return True if the prompt is now cached, or if it was skipped. A prompt is skipped if it is too long. A prompt of
+        kind AHEAD is also skipped if too few cells are free. Return False if a request arrived, if the model sleeps, or if
+        too few cells are free for a prompt of kind PREFETCH.
 
         kind, follows, session: as in `Request`.
         """

@@ -11,8 +11,8 @@ The kinds of work, in the order in which they are done:
 4. With --idle-sets, prompts with which new chats are likely to start. Only a prefix can be reused: if one chat has documents
    1 to 5, its KV is useless to a chat that starts with document 3. Idle prefill therefore computes prompts with each
    document alone, then prompts with pairs of documents, then prompts with larger sets.
-5. With --read-ahead, prompts that end with one of the server's likeliest documents (`LikelyPrefixes`). Each of these prompts
-   starts like the prompt of a chat that searches.
+5. With --read-ahead, prompts that end with one of the server's likeliest documents (`LikelyPrefixes`). A prompt that is read
+   ahead starts like the prompt of a chat that searches.
 """
 
 from __future__ import annotations

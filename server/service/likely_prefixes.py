@@ -96,8 +96,8 @@ class LikelyPrefixes:
 
     prefix: the prefix to use until a chat has searched.
     most_tokens: the budget: the most tokens that all prefixes may have together.
-    state_tokens: returns the number of tokens whose KV takes as much memory as one recurrent state. This number is not known
-        before the model's warm-up.
+    state_tokens: returns the number of tokens whose KV takes as much memory as one recurrent state. Before the model's
+        warm-up, the size of a recurrent state is not known.
     num_documents, num_tokens: how many documents are computed so far, and how many tokens these documents have together.
     has_files: whether all files are read, so that the likeliest documents are known.
     """

@@ -50,8 +50,8 @@ LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "fai
 class Loaded:
     """A loaded model with all parts that serve its requests.
 
-    service: None if the model is an encoder, which generates no text.
-    folder_index: None without --docs.
+    service: the model's service; None if the model is an encoder, which generates no text.
+    folder_index: the index of the server's documents; None without --docs.
     """
 
     service: Service | None
@@ -454,7 +454,7 @@ class Models:
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
         """Unload the embedding model and the reranker if a model cannot be loaded next to them.
 
-        The model cannot be loaded next to them if more models would be in memory than --models-loaded allows, or if too
+        A model has no room next to other models if more models would be in memory than --models-loaded allows, or if too
         little memory is free.
         """
         beside = [one for one in self.beside.values() if one.embedder.is_open]
@@ -487,7 +487,7 @@ class Models:
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. If this fails, bring back the model that was unloaded to make room for it."""
+        """Load a model for the first time. If the load fails, bring back the model that was unloaded to make room."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # `wait` raises no error of the task

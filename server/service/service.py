@@ -233,7 +233,7 @@ class Service:
 
         Return False if no slot is idle, or if too many prompts wait to be computed ahead.
 
-        key: a name for the prompt. It replaces an earlier prompt that has the same scope and key.
+        key: a name for the prompt. The prompt replaces an earlier prompt that has the same scope and key.
         """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
@@ -305,7 +305,7 @@ class Service:
     def abandon(self, generation: Generation) -> None:
         """End a generation that no client waits for. If the generation has ended or was abandoned before, do nothing.
 
-        The engine ends the generation within one step. Until then, the generation counts as open.
+        The engine ends the generation within one step. Until the engine has ended it, the generation counts as open.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -322,7 +322,9 @@ class Service:
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Count a generation that the engine has ended, and store its answer. Return the final event for its client.
+        """Count a generation that the engine has ended, and store its answer.
+
+        Return the final event for the generation's client.
 
         Since this method runs before the client gets the event, the client's next request finds the stored answer.
         """

@@ -156,7 +156,7 @@ class Submitter:
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. Raises RequestError.
 
-        Call this method in a thread for prompts, because it may tokenise texts.
+        Call this method in one of the threads that make prompts, because it may tokenise texts.
         """
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
