@@ -150,7 +150,7 @@ class EngineApi:
     knows_documents: whether the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
     text_field: the field of `POST /tokenize` for the text; empty if the engine has no such route.
-    no_begin: the field of the same route that is set to false, so that the engine adds no BOS token.
+    no_begin: the field of `POST /tokenize` that is set to false, so that the engine adds no BOS token.
     """
 
     name: str

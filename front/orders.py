@@ -292,7 +292,7 @@ class Orders:
     def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
         """Order the documents of a turn.
 
-        seen: the keys of documents that earlier turns show; the keys of this turn's documents are added.
+        seen: the keys of documents that earlier turns show. The method adds the keys of this turn's documents.
         place: the node at the end of the text before the documents; None if the tree lacks that text.
         """
         options, settings = chat.options, self._settings

@@ -239,7 +239,7 @@ MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The documents and sessions of a request, which show what it would reuse at which replica.
+    """The documents and sessions of a request, which show what the request could reuse at each replica.
 
     documents: the documents of the first message that has any, at most `MOST_PLACED`.
     at: the index of the message that has `documents`.

@@ -1,5 +1,8 @@
-"""Decodes files. The encoding is found by the first of these that succeeds: a byte order mark, bytes that are typical of
-UTF-16, ISO-2022-JP or UTF-8, a label in the file, or a comparison of the texts that several encodings give.
+"""Decodes files.
+
+Several ways to find the encoding are tried in this order: a byte order mark, bytes that are typical of UTF-16, ISO-2022-JP
+or UTF-8, a label in the file, and a comparison of the texts that several encodings give. The first way that succeeds
+decides.
 """
 
 from __future__ import annotations
@@ -109,7 +112,8 @@ def _guess(data: bytes) -> str:
 def _likelihood(text: str) -> tuple[int, int]:
     """Return a score of a decoded text. The right encoding should give the text with the highest score.
 
-    The score is the number of different frequent words of one language; in a tie, fewer signs inside words are better.
+    The score is the number of different frequent words of one language. Of two texts with equal scores, the text with fewer
+    signs inside words is better.
     """
     signs = sum(
         sign > "\x7f" and not sign.isalpha() and before.isalpha() and after.isalpha()

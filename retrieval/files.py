@@ -25,7 +25,10 @@ DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to read, or one file. name: the first part of its files' paths; empty if there is no other folder."""
+    """A folder to read, or one file.
+
+    name: the first part of the paths of the folder's files; empty if the index has no other folder.
+    """
 
     root: Path
     name: str = ""
@@ -41,7 +44,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Values that change when a file does: its size in bytes, and when its content and its metadata last changed, in ns."""
+    """Values that change when a file changes: its size in bytes, and the times when its content and its metadata last
+    changed, in ns.
+    """
 
     size: int = 0
     mtime_ns: int = 0

@@ -76,7 +76,7 @@ def _main(tree: LexborHTMLParser) -> int:
 def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
     """Yield each element of a tree twice, at its start (True) and at its end (False), and each text once (True).
 
-    reads: whether a node is read; other nodes are skipped with all nodes in them.
+    reads: returns whether a node is read. If a node is not read, it is skipped with all nodes in it.
 
     The function is a loop, because recursion could overflow the stack on a deeply nested page.
     """

@@ -96,8 +96,8 @@ class Scan:
 class Index:
     """An index of folders. Any thread may search it.
 
-    One thread keeps it up to date, with `refresh`, or step by step with `scan`, `forget`, `read_all`, `embed_some` and
-    `cluster`.
+    One thread keeps the index up to date, with `refresh`, or step by step with `scan`, `forget`, `read_all`, `embed_some`
+    and `cluster`.
 
     If the database has an index of an older version or with chunks of another size, all files are read into a new index.
     Until all files are read, searches use the old index.

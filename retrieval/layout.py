@@ -266,9 +266,11 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 
 
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
-    """Find lines at the edges of pages that repeat at the same place, or have a number there that counts up with the pages.
+    """Find lines that repeat at the same place at the edges of pages.
 
-    Returns the text of each line that was found, by the page and the line's index on the page.
+    Also find lines at the edges of pages with a number that counts up from page to page.
+
+    Returns the repeated text of each line that was found, by the page and the line's index on the page.
     """
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers

@@ -243,7 +243,7 @@ class _Workbook:
 def _id_of(sheet: Element) -> str:
     """Return the id of a sheet's relation, from the attribute `id` that has a namespace.
 
-    In some files the sheet also has an attribute `id` without a namespace, which is not meant here.
+    An attribute `id` without a namespace, which sheets also have in some files, is ignored.
     """
     return next((value for key, value in sheet.attrib.items() if key.endswith("}id")), "")
 
@@ -335,7 +335,7 @@ class NumberFormat:
 
 
 def _positive(code: str) -> str:
-    """Return the section of a format for positive numbers, which ends at a semicolon that is not quoted."""
+    """Return a format's section for positive numbers. The section ends at the first semicolon that is not quoted."""
     for match in TOKEN.finditer(code):
         if match["other"] == ";":
             return code[: match.start()]

@@ -121,7 +121,7 @@ def stems(word: str, language: str) -> dict[str, None]:
 
 
 def _mark(language: str) -> str:
-    """Return the mark at the end of a language's stems, which no word has; empty for English."""
+    """Return the mark that ends each stem of a language; empty for English. No word has such a mark."""
     return f"+{language}" if language != "en" else ""
 
 
