@@ -151,7 +151,7 @@ MAX_RANKS = 64  # ranks of an order that the header shows
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A chat that is being relayed.
+    """What the front keeps about a chat while it relays the answer.
 
     session: the value of the affinity header; empty if the header is missing.
     plan: the order of the documents; None for a chat without documents.
@@ -237,7 +237,7 @@ def _safe(name: str) -> str:
 
 
 def _reason(plan: OrderPlan, engine: EngineApi) -> str:
-    """Return the order of the last documents and its reason, as a header."""
+    """Return the value of a header about the last turn's documents: their order, and the reason for it."""
     placed = plan.placed[-1]
     ranks = ",".join(str(at + 1) for at in placed.order[:MAX_RANKS]) or "none"
     expected, number = plan.documents_in(plan.known), plan.documents_in(len(plan.parts))
@@ -246,8 +246,9 @@ def _reason(plan: OrderPlan, engine: EngineApi) -> str:
 
 
 class WarmUpProxy(ChatProxy):
-    """Answers `POST /v1/speculate` for an engine that cannot order documents: lets the engine prefill the part of the prompt
-    before the documents (RAGCache++, section 3.6).
+    """Answers `POST /v1/speculate` for an engine that cannot order documents.
+
+    The engine prefills the part of the chat's prompt before the documents (RAGCache++, section 3.6).
     """
 
     async def exchange(self, scope: Scope, send: Send, sent: Sent, reservation: Reservation) -> None:
@@ -297,9 +298,12 @@ class WarmUpProxy(ChatProxy):
         return name, [] if state.orders.has(parts) else parts, body, session, plan, model
 
     async def _warm(self, sent: Sent, parts: Sequence[PromptPart], plan: OrderPlan | None, prefill: Prefill) -> None:
-        """Let the upstream compute the parts of a prompt. If this fails, `parts` are not taken to be cached.
+        """Let the upstream compute the parts of a prompt.
 
-        plan: the order of documents in the parts; it is taken back after a failure. None if there are no documents.
+        The front records `parts` as cached only if the upstream answers with status 200.
+
+        plan: the order of the documents in `parts`; None if `parts` have no documents. If the upstream fails, the plan is
+        taken back.
         """
         state = self._state
         try:

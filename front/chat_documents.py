@@ -36,7 +36,7 @@ class NamedConversation(Struct, frozen=True):
 
 
 class FrontOptions(Struct, frozen=True):
-    """The fields of a request that the front itself uses. It removes them from chats with documents."""
+    """The fields of a request that the front itself uses, and that it removes from chats with documents."""
 
     document_order: Order | None = None
     best: BestPlace | None = None
@@ -60,7 +60,7 @@ msgspec.json.Decoder(FrontOptions)  # lets msgspec learn the fields here, in one
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """A stretch of text in a prompt. It starts after a document or at the start of the prompt.
+    """A stretch of text in a prompt. A `PlainText` starts after a document or at the start of the prompt.
 
     key: a digest, 32 hexadecimal digits.
     """
@@ -91,7 +91,8 @@ class DocumentChat:
     """A decoded request.
 
     body: the whole body as Unicode.
-    fields, messages: the fields of the request and of each message, by name. Each value is JSON text of the body.
+    fields, messages: the fields of the request and of each message, by name. The values of the fields are JSON texts,
+        unchanged from the body.
     names: for each message, a digest (32 hexadecimal digits) of all messages up to this one, without their documents.
     chars: the number of characters after the last document.
     before_last: the text before the last message.
@@ -116,7 +117,8 @@ class DocumentChat:
     def lacks_usage(self) -> bool:
         """Whether the client wants a stream, but no chunk with the usage.
 
-        False if `stream_options` are wrong: the front changes nothing then, and the upstream refuses the request.
+        If `stream_options` are invalid, this is False: the front leaves them as they are, and the upstream refuses the
+        request.
         """
         options = {} if self.stream_options is None else self.stream_options
         return self.is_stream and isinstance(options, Mapping) and options.get("include_usage") in (None, False)
@@ -167,7 +169,10 @@ def read_chat(body: bytes, tool_documents: str) -> DocumentChat:
 
 
 def opening(body: bytes) -> bytes:
-    """Return a chat's body that asks for one token and has no documents in its last message. Raises RequestError."""
+    """Make the body of a warm-up from a chat's body. The warm-up asks for one token, and its last message has no documents.
+
+    Raises RequestError.
+    """
     check_elements(body)
     body = as_unicode(body)
     try:
@@ -184,7 +189,9 @@ def opening(body: bytes) -> bytes:
 
 
 def messages_of(fields: Fields) -> list[Fields]:
-    """Return the `messages` of a chat, or the `input` of a response. If that is a text, it becomes one message of the user.
+    """Return the `messages` of a chat, or the `input` of a response.
+
+    If the field is a text instead of a list, return one message of the user with this text.
 
     Raises msgspec.DecodeError.
     """
@@ -233,7 +240,12 @@ class Cutter:
         self._said = self._text.copy()  # of all messages, without their documents
 
     def add(self, said: Fields, read: Mapping[str, object], at: int, documents: tuple[Document, ...]) -> None:
-        """Add the next message. said: its fields as they were sent. read: its fields, decoded. at: its index."""
+        """Add the next message.
+
+        said: the message's fields as they were sent.
+        read: the message's fields, decoded.
+        at: the message's index.
+        """
         is_result = bool(documents) and read["role"] in TOOLS and read.get("documents") is None
         result = beside_documents(read) if is_result else None
         before = self.before = PlainText(self._text.hexdigest(), self.chars)

@@ -52,7 +52,7 @@ class FrontServer(ListeningServer):
 
 
 def order(chosen: argparse.Namespace) -> int:
-    """Serve until a signal; return the exit code, which is 2 if these settings cannot be served."""
+    """Serve until a signal comes. Return the exit code, which is 2 if the chosen settings cannot be served."""
     try:
         settings, hosting = settings_of(chosen)
         hosting = replace(hosting, given=given_among(chosen, HOSTING))

@@ -32,7 +32,8 @@ TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|refusal)"\s*:\s*"[
 
 @dataclass(frozen=True, slots=True)
 class EngineFeedback:
-    """What an engine reports of a prompt: its number of tokens, and how many of them were cached; None if not reported.
+    """What an engine reports of a prompt: the number of tokens, and the number of cached tokens; None for a number that is
+    not reported.
 
     documents: the ids of the documents in the order of the prompt; empty if they are not reported.
     """
@@ -149,7 +150,7 @@ class EngineApi:
     knows_documents: whether the engine orders documents itself, and gets requests unchanged.
     reports_in_streams: whether a stream reports its tokens even if the client does not ask for the usage.
     text_field: the field of `POST /tokenize` for the text; empty if the engine has no such route.
-    no_begin: the field of the same route that is set to false, so that the engine adds no BOS token.
+    no_begin: the field of `POST /tokenize` that is set to false, so that the engine adds no BOS token.
     """
 
     name: str
@@ -205,7 +206,7 @@ class Finder:
 
 
 def _owner(body: bytes) -> str:
-    """Return the owner of the first model; empty for another body."""
+    """Return the owner of the first model in a list of models; empty if the body is no such list."""
     try:
         models = decode(body)
         first = models["data"][0] if isinstance(models, Mapping) else {}
@@ -224,7 +225,8 @@ LONGEST = 50_000  # characters, likewise
 class Waiting:
     """A document whose tokens are to be counted.
 
-    headers, model: from the request that brought the document, so that the client's own key is sent with the text.
+    headers, model: the credentials and the model of the request that brought the document, so that the document's text is
+        sent under the client's own key.
     """
 
     text: str
@@ -262,7 +264,10 @@ class Counting:
             self._working.cancel()
 
     async def _work(self) -> None:
-        """Count all waiting documents. If the upstream fails, drop them. The next new document starts another try."""
+        """Count the tokens of all waiting documents. If the upstream fails, drop all waiting documents.
+
+        After a failure, the counting starts again when a new document is added.
+        """
         while self._waiting:
             key, asked = self._waiting.popitem(last=False)
             body = {"model": msgspec.Raw(asked.model), asked.engine.text_field: asked.text, asked.engine.no_begin: False}

@@ -41,7 +41,7 @@ class Events:
 
     @property
     def is_between(self) -> bool:
-        """Whether no event is incomplete. A blank line starts no event."""
+        """Whether all events so far are whole. Blank lines after an event do not count as the start of another event."""
         return not self._rest.strip()
 
 
@@ -69,7 +69,7 @@ def data_of(event: bytes) -> bytes:
 def closing(error: RequestError, path: str) -> bytes:
     """Return the last events of a stream that breaks off with this error.
 
-    path: the path of the request. Its API decides the form of the events.
+    path: the path of the request. The API at this path decides the form of the events.
     """
     if path.startswith(MESSAGES):
         return b"event: error\ndata: " + msgspec.json.encode(error.message_body()) + b"\n\n"

@@ -1,4 +1,7 @@
-"""Numbers of tokens. The front has no tokenizer: the upstream counts them, or they are estimated from characters."""
+"""Numbers of tokens.
+
+The front has no tokenizer: the upstream counts the tokens, or the front estimates them from characters.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,8 @@ class Lengths:
         """Return the key and the number of tokens of each part of a prompt.
 
         Parts that the upstream has counted keep their counts. The remaining tokens, including those of the chat template,
-        are spread over the other parts by their characters. If no part is counted, the prompt also corrects the ratio of
-        characters to tokens, by which `tokens` estimates.
+        are spread over the other parts by their characters. If the upstream has counted no part, the prompt also corrects
+        the ratio of characters to tokens with which the method `tokens` estimates.
 
         chars: the characters of the prompt after the last part.
         prompt_tokens: the tokens of the whole prompt; None if they are not known.

@@ -1,4 +1,7 @@
-"""Learns which prompts the upstream has cached, and orders documents so that they can be reused. Also has the metrics."""
+"""Learns which prompts the upstream has cached, and orders documents so that they can be reused.
+
+Also has the front's metrics.
+"""
 
 from __future__ import annotations
 
@@ -75,14 +78,14 @@ MAX_RANKS = 1_000_000  # ranks of all these orders: about 36 bytes each
 class Placed:
     """The documents of a turn as its prompt shows them.
 
-    documents: in retrieval rank, without documents that an earlier turn shows.
+    documents: the turn's documents by retrieval rank. Documents that an earlier turn shows are left out.
     repeated: the ids of documents that an earlier turn shows.
     order: the ranks of the documents, in the order of the prompt.
-    in_place: whether the hint about each repeated document is in the place that the document's rank gives it. If not, the
-        hints about all repeated documents come after the documents.
-    why: the reason for the order. `cached`: the order starts with documents that are expected to be cached upstream.
-        `rank`: none of them is expected to be cached. `kept`: the turn has the order that it had in an earlier prompt.
-        `asked`: another policy than `auto` chose the order.
+    in_place: whether each hint about a repeated document stands where the document would stand by its rank. If `in_place` is
+        False, all hints about repeated documents come after the documents.
+    why: the reason for the order. `cached`: the order starts with documents that are expected to be cached upstream. `rank`:
+        none of the documents is expected to be cached upstream. `kept`: the turn has the order that it had in an earlier
+        prompt. `asked`: another policy than `auto` chose the order.
     """
 
     turn: DocumentTurn
@@ -100,7 +103,10 @@ class Placed:
 
     @property
     def pieces(self) -> list[Document | str]:
-        """The documents in the order of the prompt. If `in_place`, ids of repeated documents are among them, as hints."""
+        """The documents in the order of the prompt.
+
+        If `in_place` is True, ids of repeated documents stand among them, as hints.
+        """
         if not self.in_place:
             return [*self.shown]
         new, shown = {document.key for document in self.documents}, iter(self.shown)
@@ -111,7 +117,7 @@ class Placed:
 class PromptPart:
     """A part of a prompt: a document, or the text up to the next document.
 
-    document: None for a text.
+    document: the part's document; None if the part is a text.
     """
 
     key: str
@@ -128,7 +134,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class OrderPlan:
-    """A prompt up to its last document, and the number of characters after that document.
+    """The order of a chat's documents, the prompt's parts up to the last document, and the number of characters after it.
 
     known: the number of leading parts that are expected to be cached upstream.
     """
@@ -178,8 +184,8 @@ class OrderPlan:
 class Learnt:
     """What the front has learnt from an answer.
 
-    cached: the number of leading parts that were cached; None if it is not reported.
-    is_stale: whether the wait for the first token showed that parts were not cached although this was expected.
+    cached: the number of leading parts that were cached; None if the engine reports no cached tokens.
+    is_stale: whether parts were expected to be cached, but the wait for the first token showed that they were not.
     """
 
     cached: int | None
@@ -187,7 +193,7 @@ class Learnt:
 
 
 class Onward:
-    """The `Index` for ordering one turn's documents: the knowledge tree, searched from `place` instead of from its root.
+    """The knowledge tree as the `Index` that orders one turn's documents. Searches start at `place` instead of at the root.
 
     place: the node at the end of the text before the documents; None if the tree lacks that text.
     """
@@ -220,7 +226,7 @@ class Orders:
         return len(self._tree)
 
     def plan(self, chat: DocumentChat) -> OrderPlan:
-        """Choose the order of each turn's documents. From now on, the whole prompt is expected to be cached."""
+        """Choose the order of each turn's documents. After this call, the whole prompt is expected to be cached upstream."""
         placed: list[Placed] = []
         parts: list[PromptPart] = []
         seen: set[str] = set()
@@ -251,13 +257,16 @@ class Orders:
             self._tree.insert((part.key, self._lengths.tokens(part)) for part in parts)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take, except its first `plan.known` parts."""
+        """Forget the parts of a prompt that the upstream did not take.
+
+        Keep the first `plan.known` parts: they were known before.
+        """
         if plan.known < len(plan.parts):
             with self._lock:
                 self._tree.forget([part.key for part in plan.parts[: plan.known + 1]])
 
     def learn(self, plan: OrderPlan, reported: EngineFeedback, seconds: float | None = None, model: bytes = b"") -> Learnt:
-        """Correct the tree after an answer.
+        """After an answer, correct the knowledge tree: record which parts of the prompt are cached upstream.
 
         seconds: the wait for the first token; used if no cached tokens are reported.
         """
@@ -283,7 +292,7 @@ class Orders:
     def _place(self, turn: DocumentTurn, chat: DocumentChat, seen: set[str], place: DocumentNode | None) -> Placed:
         """Order the documents of a turn.
 
-        seen: the keys of documents that earlier turns show; the keys of this turn's documents are added.
+        seen: the keys of documents that earlier turns show. The method adds the keys of this turn's documents.
         place: the node at the end of the text before the documents; None if the tree lacks that text.
         """
         options, settings = chat.options, self._settings
@@ -341,7 +350,7 @@ logger = logging.getLogger("slotcache")
 
 
 class Learning:
-    """Learns from answers, in worker threads of the event loop that uses it."""
+    """Learns from answers, in worker threads of the event loop."""
 
     def __init__(self, orders: Orders, metrics: FrontMetrics) -> None:
         self._orders, self._metrics = orders, metrics
@@ -355,13 +364,14 @@ class Learning:
         _run(self._learn, plan, self._completed(plan, reported), seconds, model)
 
     def take_back(self, plan: OrderPlan) -> None:
-        """Forget a prompt that the upstream did not take. A client whose requests are refused thus teaches nothing."""
+        """Forget a prompt that the upstream did not take, so that refused requests have no effect on later orders."""
         _run(self._orders.take_back, plan)
 
     def _completed(self, plan: OrderPlan, reported: EngineFeedback) -> EngineFeedback:
         """Return the figures to learn from. Log a warning, once, if the engine seems not to report cached tokens.
 
-        If the engine reported them for another prompt, but not for this one, there were none: vLLM does not report a 0.
+        If the engine reported cached tokens for another prompt, but not for this one, this prompt had none: vLLM does not
+        report a 0.
         """
         self._has_reported |= reported.cached_tokens is not None
         if reported.cached_tokens is None and self._has_reported and reported.prompt_tokens is not None:
@@ -406,8 +416,8 @@ OURS = ("documents", *FrontOptions.__struct_fields__)  # fields that the upstrea
 def check(chat: DocumentChat) -> None:
     """Raise RequestError if a chat cannot be sent to an upstream that takes no documents.
 
-    For example, the chat wants a new stored conversation, or a message with documents has content that is neither a string
-    nor a list of parts.
+    For example, refuse a chat that wants a new stored conversation. Also refuse a chat if the content of a message with
+    documents is neither a string, nor a list of parts, nor null.
     """
     for turn in chat.turns:
         content = msgspec.json.decode(chat.messages[turn.at].get("content", b"null"))
@@ -427,7 +437,10 @@ def check(chat: DocumentChat) -> None:
 
 
 def write(chat: DocumentChat, plan: OrderPlan, wants_usage: bool) -> bytes:
-    """Return the body for the upstream, with the documents before the text of their messages. Nothing else is changed.
+    """Return the body for the upstream, with the documents before the text of their messages.
+
+    Fields that only the front uses (`OURS`) are left out. All other fields stay the same, except `stream_options` if
+    `wants_usage` is True.
 
     wants_usage: ask for a chunk with the usage.
     """

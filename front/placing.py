@@ -46,7 +46,7 @@ class AnswerReport(Struct, frozen=True):
 class Answered(Struct, frozen=True):
     """An answer, or the last chunk of an answer.
 
-    response: the field of a Responses event that has the whole answer.
+    response: the whole answer, which an event of the Responses API has in its field `response`.
     """
 
     id: str = ""
@@ -59,10 +59,10 @@ DECODER = msgspec.json.Decoder(Answered)
 
 @dataclass(slots=True)
 class ReplicaAnswer:
-    """What has arrived of a replica's answer.
+    """The part of a replica's answer that has arrived so far.
 
     status: the HTTP status; 0 until the head has arrived.
-    id, report: the answer's id, and its field `slotcache`; empty and None until they have arrived.
+    id, report: the answer's id, and its field `slotcache`. Until they have arrived, `id` is empty and `report` is None.
     body: the body so far; empty for a stream.
     """
 
@@ -135,7 +135,10 @@ class Forward:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes, only: str = "") -> Forward:
-        """Make a forward from an ASGI request. `root_path`, by which Ray found the application, is cut off its path."""
+        """Make a forward from an ASGI request.
+
+        The prefix `root_path`, by which Ray found the application, is cut off the path.
+        """
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]  # the body was unpacked
         return cls(scope["method"], path or "/", scope["query_string"], headers, body=body, only=only)
@@ -203,7 +206,7 @@ class Answering:
 def meant_for(replica: str, app: ASGIApp, forward: Forward) -> ASGIApp:
     """Return the application that answers a request at a replica.
 
-    If the request names another replica, which is then no longer up, return an application that refuses the request.
+    If the request names another replica, that replica is no longer up: return an application that refuses the request.
     """
     return app if forward.only in ("", replica) else refusal(unknown(forward.only), forward.path)
 
@@ -236,16 +239,16 @@ MAX_NAME = 256  # characters of the name of a scope or a conversation: a replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The documents and sessions of a request, which show what it would reuse at which replica.
+    """The documents and sessions of a request, which show what the request could reuse at each replica.
 
     documents: the documents of the first message that has any, at most `MOST_PLACED`.
-    at: the index of that message.
+    at: the index of the message that has `documents`.
     front: the key of the text before the documents. Equal texts in different scopes have different keys.
-    stored: the session of the stored conversation or answer that the request continues; empty if it continues none. Only
-        one replica has it.
+    stored: the session of the stored conversation or answer that the request continues; empty if it continues none. A stored
+        conversation or answer is at one replica only.
     history: the sessions of the earlier messages, the newest first.
-    own: the session that the answer belongs to: `stored`, or a new one if `stored` is empty. It is empty if the request has
-        no answer that a later request can continue.
+    own: the session that the answer belongs to: `stored`, or a new one if `stored` is empty. If no later request can
+        continue the answer, `own` is empty.
     tokens: an estimate of the prompt's tokens without documents.
     """
 
@@ -341,7 +344,7 @@ class Fleets:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A request for which a replica is chosen. Pickling it for the replica keeps only its `Forward`.
+    """A request for which a replica is chosen. When an `Asked` is pickled for the replica, only its `Forward` is kept.
 
     replica: the replica that accepted the request.
     """
@@ -446,7 +449,8 @@ class Asked:
     def _session(self) -> str | None:
         """Return the session whose replica should get the request, because it has the request's history.
 
-        Returns None if no replica has the history, or if that replica has much more work in flight than the least busy one.
+        If no replica has the history, return None. Also return None if the replica with the history has much more work in
+        flight than the least busy one, unless the request continues a stored conversation or answer of that replica.
         """
         fleets, needs = self.fleets, self.needs
         if self.is_bound:

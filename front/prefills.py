@@ -1,5 +1,6 @@
-"""Measures how long prompts wait for their first token. If an engine does not report cached tokens, they are guessed from
-this wait.
+"""Measures how long prompts wait for their first token.
+
+If an engine does not report cached tokens, their number is guessed from the wait for the first token.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ class Prefills:
         self.warming: Counter[bytes] = Counter()  # prompts of `num_waiting` that no client waits for, by model
 
     def begin(self) -> Prefill:
-        """Return a prompt that is sent now."""
+        """Begin to measure the wait of a client's prompt, which is sent now."""
         return Prefill(self)
 
     def begin_warming(self, model: bytes) -> Prefill:
-        """Return a prompt that is sent ahead of its turn."""
+        """Begin to measure the wait of a warm-up, which is sent now."""
         self.warming[model] += 1
         return Prefill(self, model)
 
     def has_time_for(self, model: bytes) -> bool:
-        """Return whether a warm-up of this model delays nobody: all waiting prompts are warm-ups of other models."""
+        """Return whether a warm-up of this model can start without delaying a client.
+
+        A warm-up delays no client if all waiting prompts are warm-ups of other models.
+        """
         return self.num_waiting == self.warming.total() - self.warming[model]
 
 
@@ -47,7 +51,7 @@ class Prefill:
     """A prompt that the upstream computes.
 
     seconds: the wait for the first token; None if no token came, or if other prompts waited at the same time.
-    warms: the model of a prompt that is sent ahead of its turn.
+    warms: the model for which a warm-up is sent; None for the prompt of a client.
     """
 
     def __init__(self, prefills: Prefills, warms: bytes | None = None) -> None:
@@ -59,7 +63,7 @@ class Prefill:
         self._number, self._began = prefills.num_started, prefills.clock()
 
     def token(self) -> None:
-        """Record that a token has come. Only the first one can set `seconds`."""
+        """Record that a token has come. Only the prompt's first token can set `seconds`."""
         if self._is_waiting and self._is_first and self._prefills.num_started == self._number:
             self.seconds = self._prefills.clock() - self._began
         self.end()
@@ -82,13 +86,15 @@ class PrefillSpeeds:
         self._waits: OrderedDict[bytes, deque[float]] = OrderedDict()  # seconds per token, by the model's name
 
     def cached(self, model: bytes, tokens: int, expected: int, seconds: float) -> int | None:
-        """Return about how many of a prompt's tokens were cached; None if unknown, or if about as many as expected were.
+        """Estimate how many of a prompt's tokens were cached. If the number is unknown, or about as expected, return None.
 
-        A prompt is cold if little of it was expected to be cached: its wait shows the model's speed. Any other prompt should
-        take less time than a cold one. If its wait is nearer to the time of a cold prompt than to the expected time, less
-        was cached than expected (CacheWeaver, 3.4). If its wait is even clearly longer than the time of a cold prompt, the
-        prompts that seemed cold were not: a new front cannot know what a warm engine has cached. Then this wait corrects the
-        model's speed.
+        A prompt is cold if little of it was expected to be cached: its wait shows the model's speed. A prompt that is not
+        cold should take less time than a cold one. If the wait of a prompt is nearer to the time of a cold prompt than to
+        the expected time, less was cached than expected (CacheWeaver, 3.4).
+
+        If a wait is clearly longer than the time of a cold prompt, the prompts that seemed cold were partly cached: a new
+        front cannot know what a warm engine has cached. So a wait that is clearly longer than that of a cold prompt corrects
+        the model's speed.
 
         expected: the number of tokens that were expected to be cached.
         seconds: the wait for the first token.

@@ -104,7 +104,10 @@ class Engine:
         return self._name if found else ""
 
     def check_health(self) -> None:
-        """Raise RuntimeError once the engine has ended. Ray then starts another replica in its place."""
+        """Raise RuntimeError once the engine has ended.
+
+        After this error, Ray starts another replica in place of this one.
+        """
         if self._state.failure:
             raise RuntimeError(self._state.failure)
 
@@ -164,8 +167,8 @@ class Ingress:
     async def _look_for(self, asked: Asked) -> None:
         """Ask all replicas which of them has the stored conversation or answer that a request continues.
 
-        A replica may have it in its cache folder from an earlier run. A replica that hangs is taken to lack it, so that
-        other replicas' conversations are not delayed.
+        A replica may have a conversation from an earlier run in its cache folder. If a replica hangs, assume that it lacks
+        the conversation: otherwise conversations of other replicas would be delayed.
         """
         found = await self._ask_all(LOOK, "holds", asked.needs.stored)
         for name in found:
@@ -199,7 +202,7 @@ class Ingress:
     async def _ask_all(self, seconds: float, method: str, *arguments: object) -> list[object]:
         """Call a method of all replicas. The result of a replica that has ended or is silent is an exception.
 
-        Ray's own call for an event loop has no results at all if one replica is silent.
+        Ray's own call for an event loop is not used: if one replica is silent, that call returns no results at all.
         """
         asking = self._engines.broadcast(method, *arguments)
         wait = partial(asking.results, timeout_s=seconds, return_exceptions=True)
@@ -211,7 +214,10 @@ class Ingress:
             raise RequestError(f"no replica answered for {seconds:g} s", status=504, code="replica_timeout") from None
 
     async def _pass_on(self, asked: Asked, send: Send) -> None:
-        """Send a request to a replica and its answer to the client. Raises RequestError if nothing was sent yet."""
+        """Send a request to a replica and its answer to the client.
+
+        If the replica fails before anything was sent, raise RequestError.
+        """
         answer, is_over = ReplicaAnswer(), False
         try:
             async for messages in self._streams.remote(asked):
@@ -238,7 +244,7 @@ class Ingress:
 
 
 class _Entrance:
-    """The ingress as an ASGI application. A class of its own, since Starlette would take a method for a request handler."""
+    """The ingress as an ASGI application. It is a class because Starlette would take a method for a request handler."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress

@@ -32,8 +32,9 @@ class CacheRouter(RequestRouter):
     def _take_for_free(self, replicas: list[RunningReplica]) -> None:
         """If Ray does not know how many requests a replica has, let Ray assume none.
 
-        Otherwise, Ray would ask these replicas before it sends the request, and skip the best one if its answer took 0.1 s.
-        If a replica is full after all, it refuses the request, and Ray tries another one.
+        Without this assumption, Ray would first ask the replicas how many requests they have, and would skip the best
+        replica if that replica's reply took 0.1 s. If Ray assumes too little and a replica is full, the replica refuses the
+        request, and Ray tries another one.
         """
         for replica in replicas:
             if self.replica_queue_len_cache.get(replica.replica_id) is None:

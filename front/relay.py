@@ -1,5 +1,7 @@
-"""Relays an upstream's answer to the client. Events are sent whole or not at all. So is JSON, unless it is too large to be
-kept in memory. Everything else is sent as it comes.
+"""Relays an upstream's answer to the client. Events are sent whole or not at all.
+
+JSON is also sent whole or not at all, unless it is too large to be kept in memory. All other bodies are sent in pieces, as
+they arrive.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class StreamReader(Protocol):
         ...
 
     def body(self, status: int, body: bytes) -> None:
-        """Take a whole answer that is no stream."""
+        """Read a whole answer that is not a stream."""
         ...
 
 
@@ -55,7 +57,7 @@ class Relay:
 
     path: the path of the request.
     more: headers that the client gets in addition to the upstream's, unless the upstream refuses the request.
-    failure: the error with which the upstream's answer failed or broke off; None if it did not.
+    failure: the error with which the upstream's answer failed or broke off; None for an answer without such an error.
     is_refused: whether the upstream's status is an error.
     """
 
@@ -116,7 +118,10 @@ class Relay:
         await self._relay_pieces(response, pieces)
 
     async def _relay_pieces(self, response: aiohttp.ClientResponse, pieces: AsyncIterator[bytes]) -> None:
-        """Send the pieces of a body. If it breaks off, so does the connection to the client."""
+        """Send the pieces of a body.
+
+        If the body breaks off after its first piece, the connection to the client is closed.
+        """
         try:
             async for piece in pieces:
                 await self._begin(response)
@@ -130,7 +135,7 @@ class Relay:
         await self._write(b"", more=False)
 
     async def _begin(self, response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_THE_HOP) -> None:
-        """Send the head, once."""
+        """Send the answer's head to the client, unless it was sent before."""
         if self._has_started:
             return
         self._has_started = True
@@ -158,7 +163,10 @@ class Relay:
 
 
 def _takes_room(room: Reservation, length: int) -> bool:
-    """Reserve memory for the `length` bytes that an answer has so far. Return False if these are too many."""
+    """Reserve memory for the `length` bytes that an answer has so far.
+
+    If there is no room for so many bytes, or if `length` is above `LARGEST`, return False.
+    """
     try:
         room.reserve(length)
     except RequestError:
@@ -167,9 +175,9 @@ def _takes_room(room: Reservation, length: int) -> bool:
 
 
 def _ends_by_close(response: aiohttp.ClientResponse) -> bool:
-    """Return whether only the end of its connection ends an answer.
+    """Return whether an answer does not state its length, so that only the end of the connection ends the answer.
 
-    Such an answer looks complete even if it broke off because the upstream died.
+    An answer without a length looks complete even if it broke off because the upstream died.
     """
     return (
         "Content-Length" not in response.headers and "chunked" not in response.headers.get("Transfer-Encoding", "").lower()

@@ -21,7 +21,7 @@ NO_ARGUMENTS = dict.fromkeys(OF_RAY, LISTENS) | {"api_key": LOGGED}
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """The settings that only a deployment has."""
+    """The settings of a deployment that a single server does not have."""
 
     replicas: int = row(2, (), "replicas that are up from the start, and at least", least=1)
     max_replicas: int = row(0, (), "most replicas, which come as requests wait; 0: always as many as at the start")
@@ -43,7 +43,8 @@ OWN = table_of(Replicas())
 def read_settings(arguments: Mapping[str, object]) -> tuple[Replicas, Settings]:
     """Return the settings of a deployment and of its servers. Raises SettingsError.
 
-    arguments: settings in Serve's YAML, by name. All other settings come from the environment, or have their defaults.
+    arguments: settings in Serve's YAML, by name. A setting that `arguments` lack comes from the environment, or has its
+    default.
     """
     known = {setting.name: setting for setting in (*OWN, *SETTINGS)}
     for name in arguments:
@@ -93,9 +94,10 @@ def _as_text(setting: Setting, given: object) -> str:
 def at_rank(settings: Settings, rank: int) -> Settings:
     """Return the settings of one replica, with a cache folder for its rank.
 
-    After this replica ends, the next replica of its rank uses the folder. But Ray may also give the rank of a replica that
-    has ended to a running replica. This one keeps the folder of its old rank, which a new replica may then get. So each
-    process locks its folder until it ends. If the folder of its rank is locked, it takes the first folder that is not.
+    After this replica ends, the next replica of its rank uses the folder. But when a replica ends, Ray may also give its
+    rank to a running replica. The running replica keeps the folder of its old rank, and a new replica may get this old rank.
+    So that no two replicas share a folder, each process locks its folder until it ends. If the folder of a new replica's
+    rank is locked, the replica takes the first folder that is not locked.
     """
     if not settings.cache_dir:
         return settings

@@ -24,7 +24,7 @@ Dedup = Literal["auto", "in_place", "off"]
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSettings:
-    """The settings that only a front has. Some of them are the defaults of a request's fields. Times are in seconds."""
+    """The settings that only a front has. Some settings are the defaults of a request's fields. Times are in seconds."""
 
     upstream: str = row("", ("--upstream",), "address of the engine or of its router, such as http://127.0.0.1:8080")
     upstream_key: str = row("", ("--upstream-key",), "the API key that the upstream wants, instead of the client's")

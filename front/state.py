@@ -37,7 +37,7 @@ class Room:
 
     @contextmanager
     def relaying(self) -> Iterator[Reservation]:
-        """Let a request in, until its answer has ended. Raises RequestError 503."""
+        """Let a request in, and count it as relayed until its answer has ended. Raises RequestError 503."""
         if self.num_relayed >= self._most:
             full = f"{self._most:,} requests are being relayed, the front's --max-relayed: try again"
             raise RequestError(full, status=503, retry_after=1)
@@ -50,7 +50,10 @@ class Room:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """Let a request for the upstream's health in. Such a request has no body. Raises RequestError 503."""
+        """Let in a request for the upstream's health. A request for the upstream's health has no body.
+
+        Raises RequestError 503.
+        """
         if self._num_probes >= MOST_PROBES:
             raise RequestError("the upstream is silent, and others ask for its health: try again", status=503, retry_after=1)
         self._num_probes += 1
@@ -71,12 +74,12 @@ class WarmUps:
     def has_room(self, num_bytes: int) -> bool:
         """Return whether another warm-up may start.
 
-        num_bytes: the size of its body.
+        num_bytes: the size of the warm-up's body.
         """
         return len(self._tasks) < MOST_WARM_UPS and num_bytes <= LARGEST_WARM_UP
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Start a warm-up. Nobody waits for its end."""
+        """Start a warm-up, and return without waiting for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,7 +100,7 @@ class FrontState:
     """The state of a front.
 
     settings: the front's own settings.
-    hosting: the settings of its port.
+    hosting: the settings of the front's port.
     threads: the threads that read, order and write chats.
     """
 
@@ -116,7 +119,7 @@ class FrontState:
 
     @classmethod
     def of(cls, settings: FrontSettings, hosting: Settings) -> FrontState:
-        """Make the state. Its `upstream` is opened when the application starts."""
+        """Make the state. The state's `upstream` is opened when the application starts."""
         lengths = Lengths(COUNTED * settings.tree_nodes)
         orders = Orders(settings, lengths)
         metrics = FrontMetrics(lambda: len(orders))

@@ -40,7 +40,7 @@ class Sent:
     target: the path with the query.
     headers: all headers of the client; headers of its connection are not sent.
     has_key: whether the upstream's key is sent.
-    reservation: the memory of the body. It is freed once the upstream has the body.
+    reservation: the memory reserved for the body, which is freed once the upstream has the body.
     """
 
     method: str
@@ -148,7 +148,7 @@ class Upstream:
     async def _piece(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the next bytes of a body; no bytes at its end. Raises TimeoutError and aiohttp.ClientError.
 
-        aiohttp does not report a connection that it closed for a malformed chunk, so the wait checks the connection every
+        If a chunk is malformed, aiohttp closes the connection without an error, so this method checks the connection every
         `LOOK` seconds.
         """
         patience = self._settings.stall_timeout or math.inf
@@ -215,8 +215,9 @@ def headers_of(response: aiohttp.ClientResponse, without: frozenset[bytes] = OF_
 
 
 def without_hop(headers: Headers, others: frozenset[bytes] = OF_THE_HOP) -> list[tuple[bytes, bytes]]:
-    """Return headers without those that must not be passed on: `others`, headers that `Connection` names, and headers that
-    are meant for web pages.
+    """Return the headers that may be passed on.
+
+    Left out are `others`, headers that `Connection` names, and headers that are meant for web pages.
 
     headers: with names in small letters.
     """

@@ -1,6 +1,6 @@
 """Search over folders of documents: files are read, cut into chunks, indexed, kept up to date, and searched in stages.
 
-The package needs no model. Without one, it searches only by words:
+The package needs no model. Without an embedding model, it searches only by words:
 
     >>> import asyncio, tempfile
     >>> from pathlib import Path
@@ -15,8 +15,8 @@ The package needs no model. Without one, it searches only by words:
     tides.md | Tides | The moon raises two tides a day.
     >>> index.close()
 
-With an `Embedder`, `refresh` also embeds the chunks. `index.search(embed=...)` then searches by words and by vectors, and
-fuses the two rankings.
+With an `Embedder`, `refresh` also embeds the chunks. A call of `index.search(embed=...)` searches by words and by vectors,
+and fuses the two rankings.
 """
 
 from .chunks import Chunk, Sizes, cut

@@ -1,13 +1,14 @@
 """Searches vectors in clusters, for indexes so large that the exact search is slow. Needs faiss (`slotcache[ann]`).
 
 The vectors are in an inverted file index (IVF): k-means puts vectors that are near each other into one cluster. A search
-compares the query only with the vectors of the clusters nearest to it. It searches these clusters in `GROUPS` groups, and
-yields the nearest vectors found so far after each group (RAGCache, section 5.3: pipelined vector search). As in the paper,
-a search ends after a fixed number of clusters.
+compares the query only with the vectors of the clusters nearest to it. A search takes its clusters in `GROUPS` groups. After
+each group, it yields the nearest vectors found so far (RAGCache, section 5.3: pipelined vector search). As in RAGCache, a
+search ends after a fixed number of clusters.
 
-The clusters are in a memory-mapped file beside the database. Their vectors have the database's precision, float16, so
-cosines equal those of an exact search. A child process makes the file. The database gets a record of the file once the file
-is complete. A crash can leave a file without a record. Such a file is never used: searches are exact until another is made.
+The clusters are in a memory-mapped file beside the database. The vectors in the cluster file have the database's precision,
+float16, so cosines equal those of an exact search. A child process makes the file. The database gets a record of the file
+once the file is complete. A crash can leave a file without a record. A file without a record is never used: searches are
+exact until another file is made.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ CLUSTER_FILES = msgspec.json.Decoder(ClusterFile)
 
 
 class ClusterError(Exception):
-    """Clusters cannot be used or made, for the reason in the message. The exact search is used instead."""
+    """Clusters cannot be used or made, for the reason in the message. Without clusters, searches compare all vectors."""
 
 
 def has_faiss() -> bool:
@@ -124,7 +125,10 @@ class Clusters:
             self.num_changed += len(numbers)
 
     def remove(self, numbers: Sequence[int]) -> None:
-        """Remove the vectors of chunks from all searches. Their space is freed when clusters are made again."""
+        """Remove the vectors of chunks from all searches.
+
+        The space of removed vectors is freed when clusters are made again.
+        """
         with self._lock:
             gone = _bits(np.fromiter(numbers, np.int64), 8 * len(self._is_there) - 1) & self._is_there
             self._is_there = self._is_there & ~gone
@@ -135,10 +139,10 @@ class Clusters:
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
         """Search the clusters group by group. After each group, yield the `limit` nearest vectors so far.
 
-        The second item is True after the last group.
+        Each yielded pair has the vectors, and whether the last group has been searched.
 
-        only: the numbers of the vectors to search among; None for all. With `only`, all clusters are searched, because the
-        nearest clusters may have none of these vectors.
+        only: the numbers of the vectors to search among; None for all. If `only` is given, all clusters are searched,
+        because the nearest clusters may have none of the given vectors.
         """
         faiss, query = _faiss(), unit(query[None])
         count = self.num_clusters if only is not None else max(round(SHARE * self.num_clusters), 1)

@@ -1,5 +1,8 @@
-"""Decodes files. The encoding is found by the first of these that succeeds: a byte order mark, bytes that are typical of
-UTF-16, ISO-2022-JP or UTF-8, a label in the file, or a comparison of the texts that several encodings give.
+"""Decodes files.
+
+Several ways to find the encoding are tried in this order: a byte order mark, bytes that are typical of UTF-16, ISO-2022-JP
+or UTF-8, a label in the file, and a comparison of the texts that several encodings give. The first way that succeeds
+decides.
 """
 
 from __future__ import annotations
@@ -56,9 +59,11 @@ def decode(data: bytes, label: str = "") -> str:
 
 
 def _wide(sample: bytes) -> str:
-    """Return `utf-16-le` or `utf-16-be` for text without a byte order mark. Raises Unreadable if it is not UTF-16 text.
+    """Return the encoding of UTF-16 text without a byte order mark: `utf-16-le` or `utf-16-be`.
 
-    sample: the start of a file. It has zero bytes, so the file is UTF-16 text or binary data.
+    Raises Unreadable if the sample is not UTF-16 text.
+
+    sample: the start of a file. Since the sample has zero bytes, the file is UTF-16 text or binary data.
     """
     zeros = sample[1::2].count(0), sample[::2].count(0)
     order = ("utf-16-le", "utf-16-be") if zeros[0] >= zeros[1] else ("utf-16-be", "utf-16-le")
@@ -107,7 +112,8 @@ def _guess(data: bytes) -> str:
 def _likelihood(text: str) -> tuple[int, int]:
     """Return a score of a decoded text. The right encoding should give the text with the highest score.
 
-    The score is the number of different frequent words of one language; in a tie, fewer signs inside words are better.
+    The score is the number of different frequent words of one language. Of two texts with equal scores, the text with fewer
+    signs inside words is better.
     """
     signs = sum(
         sign > "\x7f" and not sign.isalpha() and before.isalpha() and after.isalpha()

@@ -1,11 +1,11 @@
 """Cuts sections into chunks, the units of search and of KV reuse.
 
-A heading and everything below it are one chunk if they fit. Otherwise the text under the heading is cut between
+A heading and everything below it are one chunk if they fit. If they do not fit, the text under the heading is cut between
 paragraphs. Chunks never overlap, because repeated text would need KV twice.
 
-An edit should change only the chunks near it, so that the KV and the vectors of other chunks stay valid. So a small chunk
-is never filled up with the section after it, and a text is cut at places that depend on the paragraphs near the cut, not on
-the number of paragraphs before it.
+An edit should change only the chunks near it, so that the KV and the vectors of other chunks stay valid. So a small chunk is
+never filled up with text of the next section. The place of a cut depends on the paragraphs near the cut, not on the number
+of paragraphs before the cut.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Chunk:
 class Sizes:
     """Sizes of chunks, in tokens.
 
-    least: if possible, at least so much text remains after each cut.
-    first, most: if possible, a long text is cut into chunks between these sizes. A heading with everything below it, or a
-    single list, table or piece of code, is not cut if it has at most `most` tokens.
+    least: if possible, the text after a cut has at least so many tokens.
+    first, most: if possible, each chunk of a long text has at least `first` and at most `most` tokens. A heading with
+    everything below it, or a single list, table or piece of code, is not cut if it has at most `most` tokens.
     whole_file: a file with at most so many tokens is one chunk.
     """
 
@@ -141,7 +141,10 @@ def _shared_depth(sections: Sequence[_Sized]) -> int:
 
 
 def _subtree(sections: Sequence[_Sized], depth: int) -> Chunk:
-    """Return sections as one chunk. Its title is the first `depth` headings; the inner headings are in its text."""
+    """Return sections as one chunk.
+
+    The chunk's title is the first `depth` headings, and its text contains the inner headings.
+    """
     pieces: list[_Piece] = []
     if not any(section.blocks or len(section.headings) > depth for section in sections):
         depth -= 1  # the heading is the only text
@@ -187,8 +190,8 @@ def _cut_table(headings: Sequence[str], block: Block, sizes: Sizes) -> Iterator[
 def _cuts(pieces: Sequence[_Piece], sizes: Sizes) -> Iterator[int]:
     """Yield the end of each chunk: the index of the next chunk's first piece.
 
-    Of all pieces that `sizes` allows as the next chunk's first piece, the piece with the least hash is chosen. After an edit
-    elsewhere, the same pieces have the least hashes, so later cuts stay where they were.
+    Of all pieces that `sizes` allows as the next chunk's first piece, the piece with the least hash is chosen. An edit
+    elsewhere does not change the hashes of these pieces, so later cuts stay where they were.
     """
     ends = [0, *accumulate(piece.tokens for piece in pieces)]
     start = 0

@@ -214,7 +214,7 @@ class _Text:
             self.parts.append(text)
 
     def end_ruby(self) -> None:
-        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
+        """Add the waiting ruby readings, in parentheses, after a whole word, so that they do not split the word."""
         if self.readings:
             self.parts.append(f"({''.join(self.readings)})")
             self.readings.clear()
@@ -556,7 +556,10 @@ def _alternative(element: Element) -> Element:
 
 
 def _inside(element: Element, name: str) -> Iterator[Element]:
-    """Yield the rows of a table or the cells of a row. Other elements, such as content controls, may be around them."""
+    """Yield the rows of a table or the cells of a row.
+
+    The rows or cells may be inside other elements, such as content controls.
+    """
     for child in element:
         if tag_of(child) == name:
             yield child

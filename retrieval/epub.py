@@ -68,7 +68,7 @@ class _Book:
             read_markup(markup, self._outline)
 
     def _locked(self) -> set[str]:
-        """Return the names of the encrypted parts. In a readable book, these are only fonts."""
+        """Return the names of the encrypted parts. In a readable book, only fonts are encrypted."""
         root = self._package.part(ENCRYPTION)
         found = (element for element in (root.iter() if root is not None else ()) if tag_of(element) == "CipherReference")
         return {unquote(get(element, "URI")) for element in found}

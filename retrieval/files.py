@@ -25,7 +25,10 @@ DATABASE = re.compile(r".*\.(db|sqlite3?)(-wal|-shm|-journal)?|[0-9a-f]{16}-\d+(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder to read, or one file. name: the first part of its files' paths; empty if there is no other folder."""
+    """A folder to read, or one file.
+
+    name: the first part of the paths of the folder's files; empty if the index has no other folder.
+    """
 
     root: Path
     name: str = ""
@@ -33,8 +36,7 @@ class Folder:
     def shown(self, parts: tuple[str, ...]) -> str:
         """Return the path of a file as users see it. Control characters are escaped, and each file has a different path.
 
-        Backslashes are escaped too. Otherwise a name with a control character would look like a name that spells out this
-        character's escape.
+        Backslashes in names are escaped too, so that an escaped control character differs from a name with the same letters.
         """
         path = "/".join((self.name, *parts) if self.name else parts)
         return path if _is_plain(path) and "\\" not in path else "".join(map(_escaped, path))
@@ -42,7 +44,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Values that change when a file does: its size in bytes, and when its content and its metadata last changed, in ns."""
+    """Values that change when a file changes: its size in bytes, and the times when its content and its metadata last
+    changed, in ns.
+    """
 
     size: int = 0
     mtime_ns: int = 0
@@ -95,7 +99,8 @@ def _names(root: Path) -> Iterator[str]:
 def path_in(folders: Sequence[Folder], asked: str) -> str:
     """Return the path of a file or folder in the index; empty for the whole index.
 
-    asked: a path in the index, or a path on this machine. It may contain `.` and `..`, and slashes at its ends.
+    asked: a path in the index, or a path on this machine. The path may contain `.` and `..`, and may begin and end with
+    slashes.
     """
     path = normpath(asked)
     for folder in folders:

@@ -18,7 +18,10 @@ DRAWER = re.compile(r"[ \t]*:(?:PROPERTIES|LOGBOOK):[ \t]*$", re.I)
 
 
 def read_rst(data: bytes, outline: Outline) -> None:
-    """Add the sections of reStructuredText. An underlined line is a heading. Its level depends on the underline's sign."""
+    """Add the sections of reStructuredText. An underlined line is a heading.
+
+    The sign of the underline decides the heading's level.
+    """
     text = normalise_lines(decode(data))
     lines = list(_lines(text))
     signs: list[tuple[str, bool]] = []

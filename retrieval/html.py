@@ -76,7 +76,7 @@ def _main(tree: LexborHTMLParser) -> int:
 def _walk(root: LexborNode, reads: Callable[[LexborNode], bool]) -> Iterator[tuple[LexborNode, bool]]:
     """Yield each element of a tree twice, at its start (True) and at its end (False), and each text once (True).
 
-    reads: whether a node is read; other nodes are skipped with all nodes in them.
+    reads: returns whether a node is read. If a node is not read, it is skipped with all nodes in it.
 
     The function is a loop, because recursion could overflow the stack on a deeply nested page.
     """
@@ -130,7 +130,7 @@ class _Table:
 
     column: the column of the next cell.
     bars: the number of bars in the row so far.
-    spans: for each column that a merged cell fills, how many rows of it are left, with the current row.
+    spans: for each column that a merged cell fills, the number of rows that the cell still fills, including the current row.
     """
 
     column: int = 0
@@ -203,7 +203,7 @@ class _Page:
         self._lines += [[line] for line in more]
 
     def _add_readings(self) -> None:
-        """Add the waiting readings in parentheses, after a whole word: between its letters, they would split it."""
+        """Add the waiting ruby readings, in parentheses, after a whole word, so that they do not split the word."""
         self._lines[-1].append(f"({''.join(self._readings)})")
         self._readings = []
 
@@ -297,7 +297,10 @@ class _Page:
             self._blocks.append((self._in_main, level, text, has_lines))
 
     def _take(self) -> list[str]:
-        """Return the lines that are not blank, and reset them. Code and lists keep their indentation."""
+        """Return the collected lines that are not blank, and forget all collected lines.
+
+        Code and lists keep their indentation.
+        """
         if self._readings:
             self._add_readings()
         lines = ["".join(parts) for parts in self._lines]

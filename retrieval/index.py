@@ -62,8 +62,8 @@ class Progress:
 
     files: the number of files in all folders, including skipped files.
     files_left: the number of files still to read.
-    not_read: the number of files that failed or were skipped. It is updated only after all files have been read.
-    chunks, vectors: how many of them the index has.
+    not_read: the number of files that failed or were skipped; updated only after all files have been read.
+    chunks, vectors: the number of chunks and the number of vectors in the index.
     by_words: the number of chunks that get no vector.
     clusters: the number of clusters of vectors; 0 if a search compares all vectors.
     reading: the path of the file that is being read; empty if there is none.
@@ -96,15 +96,15 @@ class Scan:
 class Index:
     """An index of folders. Any thread may search it.
 
-    One thread keeps it up to date, with `refresh`, or step by step with `scan`, `forget`, `read_all`, `embed_some` and
-    `cluster`.
+    One thread keeps the index up to date, with `refresh`, or step by step with `scan`, `forget`, `read_all`, `embed_some`
+    and `cluster`.
 
     If the database has an index of an older version or with chunks of another size, all files are read into a new index.
-    Until all are read, searches use the old index.
+    Until all files are read, searches use the old index.
 
     progress: the index's `Progress`, which any thread may read.
     threads: the threads that run the searches, so that many searches do not occupy other threads of the process.
-    has_vectors: whether documents get vectors. Without vectors, only the word search finds them.
+    has_vectors: whether documents get vectors. Documents without vectors are found only by the word search.
     headings: headings of some documents, which a user can be offered as first questions; empty until all files are read.
     """
 
@@ -146,7 +146,8 @@ class Index:
     def interrupt(self) -> None:
         """Stop the reading of the current file, from any thread.
 
-        `may_go_on` must return False before this is called. Otherwise the file would count as unreadable.
+        Before this call, `may_go_on` must already return False. If it still returned True, the file would count as
+        unreadable.
         """
         self._reader.interrupt()
 
@@ -184,7 +185,7 @@ class Index:
         """Read all files that have changed, then embed all chunks without a vector. Return whether all work is done.
 
         may_go_on: called before each file, after each batch of a file's chunks, after each batch of vectors, and while
-        clusters are made. If it returns False, the refresh stops, and the next call resumes it.
+        clusters are made. If `may_go_on` returns False, the refresh stops, and the next call of `refresh` resumes it.
         """
         scan = self.scan()
         self.forget(scan)
@@ -226,8 +227,8 @@ class Index:
     def read_all(self, files: Sequence[FoundFile], may_go_on: MayGoOn = always) -> bool:
         """Read files one at a time. Files that are slow to read are tried again, with more time, after all other files.
 
-        may_go_on: called before each file and after each batch of a file's chunks. Once it returns False, no more is read,
-        and `read_all` returns False.
+        may_go_on: called before each file and after each batch of a file's chunks. Once `may_go_on` returns False,
+        `read_all` stops reading and returns False.
         """
         slow: list[FoundFile] = []
         for seconds, some in ((QUICK, files), (MOST_SECONDS, slow)):
@@ -249,7 +250,8 @@ class Index:
         Returns False if `may_go_on` stopped the reading.
 
         seconds: a limit of the processor time, in addition to the limit for a file of this size (`seconds_for`). Raises
-        SlowError if the file needs more than `seconds`, but a file of its size may take longer. Then it can be tried again.
+        SlowError if the file needs more than `seconds`, but a file of its size may take longer. After a SlowError, the file
+        can be tried again with more time.
         """
         most = seconds_for(file.stamp.size)
         self.progress = replace(self.progress, reading=file.path)
@@ -307,8 +309,8 @@ class Index:
     def cluster(self, may_go_on: MayGoOn = always) -> bool:
         """Make clusters if they are due, and wait for them.
 
-        Returns False if `may_go_on` returned False before the clusters were ready. They are made nevertheless, and a later
-        call uses them.
+        Returns False if `may_go_on` returned False before the clusters were ready. Clusters that are not ready are still
+        made, and a later call uses them.
         """
         while self._tend_clusters(LOOK):
             if not may_go_on():

@@ -1,7 +1,7 @@
 """Lists the indexes in a folder, with the sources, the size and the last use of each. Also removes indexes.
 
-An index contains the full text of its sources. Its lock file names the sources and is written at each use. A server uses
-an index only while it has the lock.
+An index contains the full text of its sources. The index's lock file names the sources, and is written at each use of the
+index. A server uses an index only while it has the lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def lock_index(database: Path, paths: Sequence[str]) -> int:
     """Lock an index until the returned descriptor is closed.
 
     database: the file of the index.
-    paths: the sources of the index, which the lock file then names.
+    paths: the sources of the index, which are written into the lock file.
 
     Raises BlockingIOError if a server uses the index, and OSError.
     """

@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):  # a dataclass 
 
     size: the size of the letters.
     left, right: the ends of the line along its reading direction.
-    base: how high on the page the line is; for a line that is not horizontal, its place across its reading direction.
+    base: the line's place across its reading direction, which for a horizontal line is its height on the page.
     angle: the reading direction, in degrees.
     is_row: whether the line is a row, as in a table: its text does not continue in the next line.
     level: the level of a heading, from 1; 0 for text.
@@ -124,8 +124,8 @@ def add_pages(pages: Sequence[Page], outline: Outline, bookmarks: Sequence[Bookm
 def _rows_in_order(page: Page) -> list[Row]:
     """Return the lines of a page in reading order.
 
-    This is the order in which the PDF draws them, unless the page is a form, or the places of lines contradict that order:
-    then lines are sorted by place.
+    Usually, the PDF draws the lines in reading order. If the page is a form, or if the places of the lines contradict the
+    drawing order, the lines are sorted by place instead.
     """
     rows = _rows(page.parts)
     if not page.is_form and not _is_contradicted(rows):
@@ -161,7 +161,8 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
     If a gap separates two columns of prose, the whole left column comes before the right one.
 
-    cuts: how often the page has already been cut, into columns or into an upper and a lower half, to get these parts.
+    cuts: the number of cuts so far that led to these parts. Each cut divides a page into columns, or into an upper and a
+    lower half.
     """
     if cuts < MAX_CUTS and len(parts) >= 2 * COLUMN_LINES:
         for gutter in _gutters(parts):
@@ -182,7 +183,10 @@ def _by_place(parts: Sequence[Line], cuts: int = 0) -> list[Line]:
 
 
 def _gutters(parts: Sequence[Line]) -> list[float]:
-    """Return the middles of the three widest gaps between columns, widest first. No part crosses these gaps."""
+    """Return the middles of the three widest gaps between columns, widest first.
+
+    Only gaps that no part crosses are counted.
+    """
     gutters: list[tuple[float, float]] = []
     ordered = sorted(parts, key=lambda part: part.left)
     reach = ordered[0].right
@@ -208,7 +212,10 @@ def _above_break(parts: Sequence[Line]) -> list[Line]:
 
 
 def _is_contradicted(rows: Sequence[Row]) -> bool:
-    """Whether the drawing goes from a line directly to a higher line that is not in a column to the right."""
+    """Whether the places of lines contradict the PDF's drawing order.
+
+    Return True if a line is drawn directly before a higher line that is not in a column to the right.
+    """
     edges = _edges(rows)
     inner = [row[0] for at, row in enumerate(rows) if at not in edges]
     if sum(RIGHT_TO_LEFT.search(line.text) is not None for line in inner) > len(inner) / 2:
@@ -235,7 +242,10 @@ def _edges(rows: Sequence[Row]) -> set[int]:
 
 
 def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[list[Line], list[list[Row]]]:
-    """Separate lines that repeat at the edges of pages. Return the first line of each repeated text, and all other lines."""
+    """Separate lines that repeat at the edges of pages.
+
+    Return one line for each repeated text, and all lines that do not repeat.
+    """
     kinds = _running(rows)
     if kinds and len(kinds) == sum(map(len, rows)) and not any(LETTER.search(name) for name in kinds.values()):
         return [], list(map(list, rows))  # no text would remain
@@ -256,9 +266,11 @@ def _without_running(rows: Sequence[Sequence[Row]], outline: Outline) -> tuple[l
 
 
 def _running(rows: Sequence[Sequence[Row]]) -> dict[tuple[int, int], str]:
-    """Find lines at the edges of pages that repeat at the same place, or have a number there that counts up with the pages.
+    """Find lines that repeat at the same place at the edges of pages.
 
-    Returns the repeated text of each such line, by the page and the line's index on the page.
+    Also find lines at the edges of pages with a number that counts up from page to page.
+
+    Returns the repeated text of each line that was found, by the page and the line's index on the page.
     """
     same: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text
     counted: dict[tuple[object, str], list[tuple[int, int]]] = defaultdict(list)  # by place and text without numbers
@@ -290,7 +302,9 @@ def _numbers(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the places (page, index) that form chains: on at least `CHAIN` pages, with gaps of at most one page.
+    """Yield the places (page, index) that are part of a chain.
+
+    The places of a chain are on at least `CHAIN` pages, with gaps of at most one page.
 
     found: places in the order of pages.
     """
@@ -306,7 +320,7 @@ def _chained(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def _without_contents(pages: Sequence[Sequence[Row]], outline: Outline) -> list[list[Row]]:
     """Leave out lines of a printed table of contents if their titles are on later pages.
 
-    Any other line that ends like one of a table of contents is kept, as a row with fewer dots.
+    If a line ends with dots and a number, but its title is not on a later page, the line is kept as a row with fewer dots.
     """
     if not any(DOTTED in part.text or DOTTED_WIDE in part.text for page in pages for row in page for part in row):
         return list(map(list, pages))
@@ -375,7 +389,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[Line]:
     """Yield the lines of a page, in reading order.
 
     Rows with gaps at the same places are a table or columns of prose. Each row of a table is one line, with bars between its
-    cells. In columns, all lines of one column come before those of the next.
+    cells. All lines of a column of prose come before the lines of the next column.
     """
     group: list[Row] = []
     gaps: list[Span] = []
@@ -410,7 +424,7 @@ def _common(gaps: Sequence[Span], row: Row) -> list[Span]:
 
 
 def _beside(gap: Span, part: Line) -> Iterator[Span]:
-    """Yield the pieces of a gap on either side of a part, if they are wide enough; the whole gap if the part is outside."""
+    """If a part is in a gap, yield the pieces of the gap beside the part that are wide enough; else yield the whole gap."""
     if part.right <= gap[0] or part.left >= gap[1]:
         yield gap
         return
@@ -453,7 +467,7 @@ def _column(row: Row, gaps: Sequence[Span]) -> list[Row]:
 
 
 def _is_prose(columns: Sequence[Sequence[Row]], gaps: Sequence[Span]) -> bool:
-    """Whether columns are prose, which is read one column after the other."""
+    """Whether columns contain prose, so that they are read one after the other."""
     if len(gaps) > 3:
         return False
     for at in range(len(gaps) + 1):
@@ -527,7 +541,10 @@ def _with_headings(
 
 
 def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Find the headings that bookmarks name. Return their level and number of lines, by page and index of the first line."""
+    """Find the headings that bookmarks name.
+
+    Return each heading's level and number of lines, by the heading's page and the index of its first line.
+    """
     wanted: dict[int, list[Bookmark]] = defaultdict(list)
     for bookmark in bookmarks:
         if 0 <= bookmark.page < len(pages):
@@ -543,7 +560,10 @@ def _named(pages: Sequence[Sequence[Line]], bookmarks: Sequence[Bookmark]) -> di
 def _without_named(
     bookmarks: Sequence[Bookmark], number: int, page: Sequence[Line], named: dict[tuple[int, int], tuple[int, int]]
 ) -> list[Bookmark]:
-    """Add the headings of a page to `named`. Return the bookmarks that match no line of the page."""
+    """Find the lines of a page that bookmarks name as headings, and add them to `named`.
+
+    Return the bookmarks that match no line of the page.
+    """
     wanted = [(bookmark, (bookmark.title, COUNTED.sub("", bookmark.title, count=1))) for bookmark in bookmarks]
     titles = _titles(page, {_begin(text) for _, texts in wanted for text in texts})
     left: list[Bookmark] = []
@@ -564,7 +584,9 @@ def _begin(title: str) -> str:
 def _titles(page: Sequence[Line], begins: set[str]) -> dict[str, list[tuple[int, int]]]:
     """Return the texts of one to three lines of a page, with all places of each text.
 
-    A place is the index of the first line, and the number of lines. begins: the first letters of the wanted titles.
+    The place of a text is the index of its first line, and its number of lines.
+
+    begins: the first letters of the wanted titles.
     """
     titles: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for at, line in enumerate(page):

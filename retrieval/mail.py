@@ -144,7 +144,10 @@ class _Mail:
 
 
 def _inner(part: Message) -> list[Message]:
-    """Return the parts inside a part; empty if there are none, even if its type says so."""
+    """Return the parts inside a part of a mail.
+
+    If there are no parts inside, return an empty list, even if the type is `multipart`.
+    """
     payload = part.get_payload()
     return [inner for inner in payload if isinstance(inner, Message)] if isinstance(payload, list) else []
 

@@ -94,7 +94,10 @@ def read_markdown(data: bytes, outline: Outline) -> None:
 
 
 def add_markdown(text: str, outline: Outline, *, is_file: bool = True) -> None:
-    """Add the headings and blocks of Markdown. is_file: the text is a whole file, so places in it are places in the file."""
+    """Add the headings and blocks of Markdown.
+
+    is_file: whether the text is a whole file, so that a place in the text is also a place in the file.
+    """
     front = FRONT.match(text) if is_file else None
     if front:
         outline.leave_out(FRONT_MATTER, front[0])

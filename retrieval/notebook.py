@@ -18,7 +18,7 @@ ENCODED = ("image/png", "image/jpeg", "image/gif", "application/pdf")
 
 
 class _Cell(msgspec.Struct):
-    """A cell of a notebook of version 4 or 3. Only version 3 has `input` and `level`."""
+    """A cell of a notebook of version 4 or 3. Only cells of version 3 have `input` and `level`."""
 
     cell_type: str = ""
     source: str | list[str] = ""
@@ -76,7 +76,7 @@ def _add_output(output: dict[str, Any], outline: Outline) -> None:
 
 
 def _count_pictures(data: dict[str, Any], outline: Outline) -> bool:
-    """Count the letters of pictures. Return whether there are any."""
+    """Count the letters of pictures. Return whether `data` has any pictures."""
     kinds = [kind for kind in data if kind in ENCODED or kind.startswith("image/") or kind in ("png", "jpeg", "svg")]
     for kind in kinds:
         is_text = "svg" in kind

@@ -266,7 +266,7 @@ class _OdfDocument:
             add_sheet(self._outline, get(table, "name"), rows)
 
     def _rows(self, table: Element, cells: CellLetters) -> Iterator[Row]:
-        """Yield the rows of a sheet. One element may stand for many equal rows. If these are empty, only one is yielded."""
+        """Yield the rows of a sheet. One element may stand for many equal rows. Of equal empty rows, only one is yielded."""
         for element in _inside(table, "table-row"):
             row: dict[int, str] = {}
             column = 0

@@ -31,7 +31,7 @@ FRONT_MATTER, COMMENTS, ENCODED_DATA = "front_matter", "comments", "encoded_data
 class Block:
     """A paragraph, a list, a table or a piece of code.
 
-    start, stop: the block's place, in characters. It is counted in the file if the file is text, else in the extracted text.
+    start, stop: the block's place, in characters from the start of a text file, or of the text extracted from another file.
     page: the page number, from 1; None in formats without pages.
     has_lines: whether line ends carry meaning, as in code, lists and tables.
     head: the lines of a table that name its columns.
@@ -133,7 +133,7 @@ class Outline:
             self._end = stop + 2
 
     def _leave_out(self, found: re.Match[str]) -> str:
-        """Return the matched letters; empty if they are encoded data."""
+        """If the matched letters are encoded data, count them as left out and return an empty text; else return them."""
         if not _is_encoded(found[0]):
             return found[0]
         self.leave_out(ENCODED_DATA, found[0])
@@ -141,7 +141,7 @@ class Outline:
 
 
 def _has_long_words(text: str) -> bool:
-    """Whether `STRETCH` letters in a row have no space, as in encoded data. Looks at each letter once at most."""
+    """Whether `STRETCH` letters in a row have no space, as in encoded data. The check looks at each letter at most once."""
     return any(text.find(" ", at, at + STRETCH) < 0 for at in range(0, len(text) - STRETCH, STRETCH))
 
 

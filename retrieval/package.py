@@ -51,7 +51,7 @@ class Package:
     def check(self) -> None:
         """Raise Unreadable if the parts with text (XML, or binary records) would be too large together when unpacked.
 
-        For documents that another library unpacks.
+        Call this method for documents that another library unpacks.
         """
         for entry in self._zip.infolist():
             if entry.filename.endswith((*XML, ".bin")):
@@ -63,7 +63,7 @@ class Package:
             raise Unreadable(f"it unpacks to {self.used[0] >> 20:,} MiB of text: at most {MAX_TEXT >> 20} are read")
 
     def part(self, name: str) -> Element | None:
-        """Return the root element of a part that is XML. None if there is no part with this name."""
+        """Return the root element of a part that is XML. The result is None if there is no part with this name."""
         if name not in self or not name.endswith(XML):
             return None
         return parse(self.read(name))

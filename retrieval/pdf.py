@@ -113,10 +113,10 @@ def _page(document: pdfium.PdfDocument, number: int) -> tuple[Page, float]:
 
 
 def _meaningless(page: pdfium.PdfTextPage, text: str) -> float:
-    """Return the share of letters that are no known character, because their font does not say which one they show.
+    """Return the share of letters that are no known character: their font does not say which character each letter shows.
 
-    PDFium omits some of these letters from `text`. Their number is the difference between PDFium's count of all letters and
-    the length of `text`.
+    PDFium omits some letters that are no known character from `text`. The number of omitted letters is the difference
+    between PDFium's count of all letters and the length of `text`.
     """
     num_hidden = raw.FPDFText_CountChars(page) - _units(text)
     letters = sum(map(len, text.split()))
@@ -193,7 +193,10 @@ class _Letters:
             yield replace(line, text=text, left=left, right=right, base=base)
 
     def _starts(self, words: Sequence[Word], size: float, way: tuple[float, float]) -> Iterator[int]:
-        """Yield the indexes of the words after a wide gap. The end of a word is looked up only if a gap is possible."""
+        """Yield the indexes of the words after a wide gap.
+
+        The end of a word is looked up only if the next word begins far enough away for a wide gap.
+        """
         part, before = 0, 0.0
         get, page, x, y = raw.FPDFText_GetCharOrigin, self._page, self._x, self._y
         is_direct, along, up = self._is_direct, *way

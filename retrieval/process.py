@@ -49,7 +49,10 @@ class ReadTask(msgspec.Struct):
 
 
 class ReadStep(msgspec.Struct, tag="step"):
-    """The child's answer after each batch of a file's chunks. More answers about the file follow."""
+    """The child's answer after each batch of a file's chunks.
+
+    After a `ReadStep`, more answers about the same file follow.
+    """
 
 
 class Stored(msgspec.Struct, tag="stored"):
@@ -108,7 +111,8 @@ class FileReader:
     def read(self, task: ReadTask, may_go_on: Callable[[], bool]) -> WriteOutcome:
         """Read and store a file. Raises Unreadable, SlowError, EndedError and sqlite3.OperationalError.
 
-        may_go_on: called after each batch of chunks. False ends the process and raises EndedError.
+        may_go_on: called after each batch of chunks. If `may_go_on` returns False, the process is ended and EndedError is
+        raised.
         """
         if self._process is not None and self._process.poll() is not None:
             self.close()  # it ended between two files, so the next file is not the cause
@@ -133,7 +137,7 @@ class FileReader:
         raise Unreadable(_crash(process.returncode))
 
     def interrupt(self) -> None:
-        """Kill the process, from any thread. The current file then counts as unreadable."""
+        """Kill the process, from any thread. The file that was being read counts as unreadable."""
         if process := self._process:
             process.kill()
 

@@ -26,8 +26,8 @@ K = 10.0  # the smaller, the more the first ranks count; with the usual 60, fusi
 def fuse(rankings: Sequence[tuple[Sequence[int], float]], k: float = K) -> list[tuple[int, float]]:
     """Merge weighted rankings by reciprocal rank fusion (Cormack et al., 2009). Return numbers and scores, best first.
 
-    rankings: each a list of numbers, best first, and its weight. Scores are between 0 and 1. A number that is first in all
-    rankings has score 1.
+    rankings: pairs of a ranking (a list of numbers, best first) and its weight. Scores are between 0 and 1. A number that is
+    first in all rankings has score 1.
     """
     scores: defaultdict[int, float] = defaultdict(float)
     full = sum(weight for _, weight in rankings) / (k + 1)
@@ -90,7 +90,7 @@ class VectorIndex:
         self._numbers, self._vectors = numbers, vectors
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Remove the vectors of chunks. The last rows move to the free places."""
+        """Remove the vectors of chunks. The last vectors move to the places of the removed vectors."""
         numbers = np.fromiter(numbers, np.int64)
         if not len(numbers):
             return
@@ -123,7 +123,7 @@ class VectorIndex:
         return list(zip(numbers[best].tolist(), scores[best].tolist(), strict=True))
 
     def groups(self, query: np.ndarray, limit: int, only: np.ndarray | None = None) -> Iterator[tuple[Nearest, bool]]:
-        """Yield the result of `search`, once: the search is then complete."""
+        """Yield once: the result of `search`, and True, since the search is complete after one step."""
         yield self.search(query, limit, only), True
 
 
@@ -165,8 +165,8 @@ class Query:
     text: the question.
     top_k: the highest number of hits.
     paths: files and folders to search in; empty for all.
-    min_score: hits with a lower score are left out. If it is None and there is no reranker, a hit is left out if it is far
-    worse than the best hit by words, and also far worse than the best hit by vectors.
+    min_score: hits with a lower score are left out. If `min_score` is None and there is no reranker, a hit is left out if it
+    is far worse than the best hit by words, and also far worse than the best hit by vectors.
     by: `words` or `vectors`, to use only one search; empty for both.
 
     Raises ValueError for a `top_k` below 1 and for too many paths.
@@ -284,9 +284,9 @@ class Search:
         return self._found(scored, query, by_words, {})
 
     def _fused(self, query: Query, by_words: Ranks, vector: np.ndarray) -> Iterator[tuple[_Found, bool]]:
-        """Search by vectors, and yield the hits so far whenever the documents that a stage shows have changed.
+        """Search by vectors, and yield the hits so far whenever the hits that a stage would show have changed.
 
-        At the end of the search, yields the hits with True; before the end, with False.
+        Each yielded pair has the hits, and whether the search is complete.
         """
         lexical = [(number, score) for number, (_, score) in by_words.items()]
         shown = _shown(self._near(lexical, query, by_words, {}), query)
@@ -300,7 +300,7 @@ class Search:
                 yield self._found(scored, query, by_words, by_vectors), is_last
 
     def _found(self, scored: Sequence[tuple[int, float]], query: Query, by_words: Ranks, by_vectors: Ranks) -> _Found:
-        """Return the best scored chunks as hits: `top_k` of them, or as many as a reranker reads, whichever is more."""
+        """Return the chunks with the best scores as hits: `top_k` of them, or more if a reranker reads more."""
         near = self._near(scored, query, by_words, by_vectors)
         kept = {number for number, _ in near}
         num_far = sum(number not in kept for number, _ in scored[: query.top_k])
@@ -320,8 +320,8 @@ class Search:
     ) -> Sequence[tuple[int, float]]:
         """Return the scored chunks without those that are far worse than the best chunk, both by words and by vectors.
 
-        Such chunks were found only because some chunk is always the nearest, even if no chunk answers the question. With a
-        reranker or `min_score`, all chunks are returned.
+        A search by vectors always finds some nearest chunks, even if no chunk answers the question. With a reranker or
+        `min_score`, all chunks are returned.
         """
         if self._rerank or query.min_score is not None:
             return scored

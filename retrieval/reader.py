@@ -1,8 +1,9 @@
 """The child process that reads files and cuts them into chunks, within limits of memory and time.
 
-A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Then only this process ends: its
-transaction is rolled back, the file counts as unreadable, and another process is started. Chunks are also cut and stored
-in this process: in the server's process, that would take the interpreter's lock, and the engine would have to wait.
+A broken PDF can crash the code that reads it, and a small file can unpack to gigabytes. Such a file ends only the child
+process: its transaction is rolled back, the file counts as unreadable, and another process is started. The child process
+also cuts and stores the chunks. In the server's process, this work would hold the interpreter's lock, and the engine would
+have to wait.
 
 Each line of the input is a `ReadTask`. The process answers with a `ReadStep` after each batch of chunks, and with the result
 after each file.
@@ -184,7 +185,7 @@ def _read_as(data: bytes, suffix: str, outline: Outline) -> None:
 def _step_by_step(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Yield chunks, and report each batch to the server.
 
-    If the server has ended, the report fails. The file's transaction is not committed yet, so it is rolled back.
+    If the server has ended, the report fails before the file's transaction is committed, so the transaction is rolled back.
     """
     chunks = iter(chunks)
     while batch := list(islice(chunks, BATCH)):

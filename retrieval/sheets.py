@@ -1,7 +1,7 @@
 """Reads spreadsheets. A sheet is a section, and its rows stay rows.
 
-This module itself reads the format that Excel has had since 2007 (XLSX): empty cells are not stored there, and each number
-has a format that says how it is displayed. The library calamine reads the formats XLS and XLSB.
+The module itself reads the format XLSX, which Excel has had since 2007. An XLSX file does not store empty cells, and gives
+each number a format that says how the number is displayed. The library calamine reads the formats XLS and XLSB.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class CellLetters:
 
 
 def add_sheet(outline: Outline, name: str, rows: Iterable[Row]) -> None:
-    """Add a sheet. Its name is a heading, and the first row of each table names the columns.
+    """Add a sheet. The sheet's name is a heading, and the first row of each table names the table's columns.
 
-    After an empty row, a row of several cells without numbers starts another table. Any other row continues the table. A
-    single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
+    After an empty row, a row of several cells without numbers starts another table. All other rows continue the current
+    table. A single cell in a row above a table is a paragraph. Columns that are empty in the whole table are left out.
     """
     outline.has_records = True
     outline.add_heading(1, name)
@@ -213,7 +213,10 @@ class _Workbook:
         return dict(sorted(row.items()))
 
     def _text(self, cell: Element) -> str:
-        """Return a cell as Excel displays it. For a formula, that is its last result; without a result, the formula."""
+        """Return a cell as Excel displays it.
+
+        For a cell with a formula, return the formula's last result, or the formula if it has no result.
+        """
         kind = cell.get("t", "n")
         value = child_of(cell, "v")
         text = (value.text or "") if value is not None else ""
@@ -238,7 +241,10 @@ class _Workbook:
 
 
 def _id_of(sheet: Element) -> str:
-    """Return the id of a sheet's relation. In some files the sheet has another `id`, without a namespace."""
+    """Return the id of a sheet's relation, from the attribute `id` that has a namespace.
+
+    An attribute `id` without a namespace, which sheets also have in some files, is ignored.
+    """
     return next((value for key, value in sheet.attrib.items() if key.endswith("}id")), "")
 
 
@@ -329,7 +335,7 @@ class NumberFormat:
 
 
 def _positive(code: str) -> str:
-    """Return the section of a format for positive numbers, which ends at a semicolon that is not quoted."""
+    """Return a format's section for positive numbers. The section ends at the first semicolon that is not quoted."""
     for match in TOKEN.finditer(code):
         if match["other"] == ";":
             return code[: match.start()]

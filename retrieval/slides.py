@@ -94,7 +94,10 @@ class _Slide:
 
 
 def _shapes(root: Element) -> Iterator[Element]:
-    """Yield the shapes of a slide in order, including grouped shapes. Only the first version of a shape is used."""
+    """Yield the shapes of a slide in order, including grouped shapes.
+
+    If a shape has several versions, only the first one is yielded.
+    """
     waiting = [root]
     while waiting:
         element = waiting.pop()

@@ -50,9 +50,9 @@ class Store:
     def __init__(self, path: Path, origin: Mapping[str, str] | None) -> None:
         """Open the file.
 
-        origin: how the chunks and the vectors are made, as two texts named `chunks` and `vectors`. If the file has another
-        text for its chunks or its vectors, these were made in another way, and are removed. If `origin` is None, the file
-        is only read.
+        origin: how the chunks and the vectors are made, as two texts named `chunks` and `vectors`. If the text for the
+        chunks or the vectors differs from the one in the file, the file's chunks or vectors were made in another way, and
+        are removed. If `origin` is None, the file is only read.
         """
         self.path, self._origin = path, origin
         self._writing, self._reading = Lock(), Lock()
@@ -80,7 +80,7 @@ class Store:
         return _identity(self.path) != self._file
 
     def reopen(self) -> None:
-        """Open the file that is now at the path. If there is none, an empty index is created."""
+        """Open the file that is now at the path. If no file is at the path, an empty index is created."""
         with self._writing, self._reading:
             self._reader.close()
             self._writer.close()
@@ -150,7 +150,7 @@ class Store:
     def written_elsewhere(self, write: Callable[[], writing.WriteOutcome]) -> list[int]:
         """Call `write`, and return the numbers of the chunks that are in no file any more.
 
-        write: lets another process write to the index. Meanwhile, this process does not write.
+        write: lets another process write to the index. While `write` runs, this process does not write to the index.
         """
         with self._writing:
             return self._count(write())
@@ -216,13 +216,13 @@ class Store:
 
     @property
     def num_by_words(self) -> int:
-        """The number of chunks that get no vector. Only the word search finds them."""
+        """The number of chunks that get no vector, so that only the word search finds them."""
         with self.reading() as connection:
             (count,) = connection.execute("select count(*) from chunk where not is_embedded").fetchone()
         return count
 
     def chunks(self, numbers: Iterable[int]) -> dict[int, StoredChunk]:
-        """Return chunks with their places, by number. Removed chunks are missing."""
+        """Return chunks with their places, by number. The result lacks chunks that have been removed."""
         found: dict[int, StoredChunk] = {}
         with self.reading() as connection:
             for number in numbers:
@@ -292,8 +292,10 @@ class Store:
         return self.vectors() if known == embedder else (np.zeros(0, np.int64), np.zeros((0, 0), np.float16))
 
     def all_numbers(self) -> np.ndarray:
-        """Return the numbers (chunks,) int64 of all chunks, in any order. SQLite reads them from an index of the
-        table, which is faster than from the rows."""
+        """Return the numbers (chunks,) int64 of all chunks, in any order.
+
+        SQLite reads the numbers from an index of the table, which is faster than reading the table's rows.
+        """
         with self.reading() as connection:
             return np.fromiter((number for (number,) in connection.execute("select number from chunk")), np.int64)
 
@@ -346,9 +348,10 @@ def _places(connection: sqlite3.Connection, number: int) -> tuple[Place, ...]:
 def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
     """Return the old index, for searches until the new index at `path` has all files; None if there is no old index.
 
-    If the index at `path` is of an older version or has other chunks, it is the old index. It is moved to a file beside
-    `path`, where the next start also finds it. But if an old index is already there, it stays the old
-    index, since it has all files. The index at `path`, which was made later and never completed, is then removed.
+    If the index at `path` is of an older version or has other chunks than `origin` says, it is the old index. The old index
+    is moved to a file beside `path`, where the next start also finds it. If an earlier old index is already in that file,
+    the earlier one stays the old index, since it has all files. The index at `path`, which was made later and never
+    completed, is removed in this case.
     """
     aside = path.with_suffix(".old.db")
     if path.exists() and _is_other(path, origin):
@@ -370,7 +373,7 @@ def set_aside(path: Path, origin: Mapping[str, str]) -> Store | None:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy an index completely or not at all. The file stays in its place, where it is emptied later."""
+    """Copy an index completely or not at all. The file at `path` stays there, and is emptied later."""
     part = to.with_suffix(".part")
     part.unlink(missing_ok=True)
     with closing(writing.connect(path)) as source, closing(writing.connect(part)) as copy:
@@ -379,7 +382,10 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
-    """Whether a file is an old index: it can be searched, but a new index would have another version or other chunks."""
+    """Whether a file is an old index.
+
+    An old index can be searched, but it has another version or other chunks than a new index.
+    """
     try:
         with closing(writing.connect(path)) as connection:
             (version,) = connection.execute("pragma user_version").fetchone()
@@ -396,7 +402,8 @@ def _is_other(path: Path, origin: Mapping[str, str]) -> bool:
 def take_over(store: Store, old: Store) -> None:
     """Copy the use counts of equal chunks from an old index, and their vectors if the embedder is the same.
 
-    Then remove the old file. If it is already gone, another process has done all this.
+    After the copying, remove the old file. If the old file is already gone, do nothing: another process has taken the old
+    index over.
     """
     if not old.path.exists():
         return
@@ -463,7 +470,7 @@ def likeliest(store: Store, most_tokens: int) -> list[int]:
 
 
 def _by_likelihood(store: Store) -> Iterable[tuple[int, int]]:
-    """Yield the numbers and tokens of chunks, likeliest first. A chunk may come more than once.
+    """Yield the numbers and tokens of chunks, likeliest first. The same chunk may be yielded more than once.
 
     Each file is read by a query of its own, so that a search has to wait for one such query at most.
     """

@@ -121,12 +121,12 @@ def stems(word: str, language: str) -> dict[str, None]:
 
 
 def _mark(language: str) -> str:
-    """Return the mark at the end of a language's stems, which no word has; empty for English."""
+    """Return the mark that ends each stem of a language; empty for English. No word has such a mark."""
     return f"+{language}" if language != "en" else ""
 
 
 def parts_of(word: str) -> tuple[str, list[str]]:
-    """Return an identifier as one folded term, and the words in it. For other words, the identifier is empty.
+    """Return an identifier as one folded term, and the words in it. If the word is no identifier, the term is empty.
 
     >>> parts_of("max_connections"), parts_of("C++"), parts_of("Notepad++"), parts_of("_so_")
     (('max_connections', ['max', 'connections']), ('c++', []), ('notepad++', ['Notepad']), ('', ['so']))
@@ -143,7 +143,7 @@ MOST_KNOWN, MOST_KEPT = 100_000, 32  # words of a language whose terms are cache
 
 
 class _Known(dict[str, str]):
-    """A cache of the terms of a language's words. The terms of a word have spaces between them."""
+    """A cache of the terms of a language's words. If a word has several terms, its value has them with spaces between."""
 
     def __init__(self, language: str) -> None:
         self.language = language
@@ -178,7 +178,9 @@ _known = cache(_Known)
 
 
 def terms_of(words: Iterable[str], language: str) -> str:
-    """Return the terms of a text's words for the index, with spaces between them. language: empty if it is unknown.
+    """Return the terms that the index gets for the words of a text, with spaces between the terms.
+
+    language: the language of the text; empty if it is unknown.
 
     >>> terms_of(words_of("東京のC++ libraries, max_connections."), "en")
     '東 京 の c++ librari max_connections max connect'
@@ -216,7 +218,7 @@ def sought(word: str, languages: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _runs(word: str) -> Iterator[tuple[str, bool]]:
-    """Cut a word where its script changes. Yield each part, and whether its script has no spaces."""
+    """Cut a word where its script changes. Yield each part, and whether its script writes no spaces between words."""
     at = 0
     for run in RUN.finditer(word):
         if run.start() > at:

@@ -97,7 +97,10 @@ def _json(paths: Sequence[str]) -> str:
 
 
 def _has_terms(connection: sqlite3.Connection) -> bool:
-    """Whether the terms of the index are stemmed by language, as the scores require. In older versions they are not."""
+    """Whether the terms of the index are stemmed by language, as the scores require.
+
+    In indexes of older versions, terms are not stemmed by language.
+    """
     query = "select 1 from sqlite_master where name = 'told' and instr(sql, 'terms(text, language)')"
     return connection.execute(query).fetchone() is not None
 
@@ -131,7 +134,10 @@ class _Statistics:
         ]
 
     def _rarity(self, num_with: int) -> float:
-        """Return the weight of a word that `num_with` chunks have. It is above 0 even if all chunks have the word."""
+        """Return the weight of a word that `num_with` chunks have.
+
+        The weight is above 0 even if all chunks have the word.
+        """
         return math.log(1 + (self._num_chunks - num_with + 0.5) / (num_with + 0.5))
 
     def score(self, title: str, text: str) -> float:

@@ -30,8 +30,8 @@ class StoredFile:
     digest: the hash of the file's bytes.
     state: `indexed`, `failed` (it could not be read) or `skipped` (it was not opened).
     reason: why the file failed or was skipped.
-    num_chunks, num_vectors: the file's chunks, and how many of them have a vector.
-    num_by_words: the file's chunks that get no vector. Only the word search finds them.
+    num_chunks, num_vectors: the number of the file's chunks, and the number of those chunks that have a vector.
+    num_by_words: the file's chunks that get no vector, so that only the word search finds them.
     left_out: letters that are left out of the chunks on purpose, by kind.
     """
 
@@ -140,7 +140,12 @@ class WriteOutcome(NamedTuple):
 
 
 def connect(path: Path, creates: bool = True) -> sqlite3.Connection:
-    """Open the database for use by any thread. Only the file's owner can read it. creates: create a missing file."""
+    """Open the database for use by any thread.
+
+    Only the owner of the database's file can read the file.
+
+    creates: whether to create a missing file.
+    """
     if not path.exists():
         # Only for a missing file. Closing an existing file would end all POSIX locks of this process on it. The next
         # process that closes the database would then take itself for the last one, and remove the journal.
@@ -179,7 +184,8 @@ def put_file(
 ) -> WriteOutcome:
     """Store a file with all its chunks in order.
 
-    most_vectors: only so many chunks, the first ones of the file, get a vector. The word search also finds the others.
+    most_vectors: only so many chunks, the first ones of the file, get a vector. Only the word search finds the file's other
+    chunks.
     """
     with transaction(connection):
         row, before = _put_row(connection, file)
@@ -219,7 +225,7 @@ def remove_files(connection: sqlite3.Connection, paths: Iterable[str]) -> WriteO
 
 
 def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, list[int]]:
-    """Store a file without its places. Return its row, and the chunks that it had before."""
+    """Store a file without its places. Return the number of the file's row, and the chunks that the file had before."""
     stamp = file.stamp
     row = connection.execute("select id from file where path = ?", (file.path,)).fetchone()
     before = _take_places(connection, row[0]) if row else []
@@ -236,7 +242,7 @@ def _put_row(connection: sqlite3.Connection, file: StoredFile) -> tuple[int, lis
 
 
 def _take_places(connection: sqlite3.Connection, file: int) -> list[int]:
-    """Remove the places of a file. Return the chunks at these places."""
+    """Remove the places of a file. Return the chunks that were at the removed places."""
     numbers = [number for (number,) in connection.execute("select distinct chunk from place where file = ?", (file,))]
     connection.execute("delete from place where file = ?", (file,))
     return numbers
@@ -253,8 +259,8 @@ def _put_chunk(
 ) -> tuple[int, bool]:
     """Return the number of a chunk, and whether the chunk is new. Equal chunks of several files are stored once.
 
-    words: the words of its text.
-    about: its number of tokens, its language, and whether it gets a vector.
+    words: the words of the chunk's text.
+    about: the chunk's number of tokens, the chunk's language, and whether the chunk gets a vector.
     """
     known = connection.execute("select number from chunk where key = ?", (document.key,)).fetchone()
     if known:

@@ -1,6 +1,6 @@
 """Prefill ahead of requests: prompts of disconnected clients, next turns, shortened histories and likely prompts.
 
-For each of these kinds a class makes the prompts, and `Ahead` prefills them.
+Each kind of prompt has a class that makes the prompts. The class `Ahead` prefills the prompts of all kinds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ahead:
         self._engine, self._submitter = engine, submitter
 
     def drop(self) -> None:
-        """Take the current generation out of the engine. The tokens that it has computed stay cached."""
+        """Take the current generation out of the engine. The tokens that the generation has computed stay cached."""
         self._engine.drop_background(KEY)
 
     async def prefill(
@@ -53,9 +53,9 @@ class Ahead:
     ) -> bool:
         """Prefill a prompt into the cache. Return whether the caller may go on with its next prompt. Raises AheadFailed.
 
-        Return True if the prompt is now cached, or if it was skipped. A prompt is skipped if it is too long, and a
-        prompt of kind AHEAD also if too few cells are free. Return False if a request arrived, if the model sleeps, or
-        if too few cells are free for a prompt of kind PREFETCH.
+        Return True if the prompt is now cached, or if it was skipped. A prompt is skipped if it is too long. A prompt of
+        kind AHEAD is also skipped if too few cells are free. Return False if a request arrived, if the model sleeps, or if
+        too few cells are free for a prompt of kind PREFETCH.
 
         kind, follows, session: as in `Request`.
         """
@@ -106,7 +106,7 @@ class Work(Protocol):
     def num_bytes(self) -> int: ...
 
     async def compute(self, ahead: Ahead) -> bool:
-        """Do the work, or the rest of it. Return False if it was interrupted. It then stays in the backlog."""
+        """Do the work, or the rest of it. If the work is interrupted, return False: the work then stays in the backlog."""
         ...
 
 
@@ -206,8 +206,9 @@ class LikelyPrompts:
 def likely_prompts(prompt: ChatPrompt) -> Iterator[ChatPrompt]:
     """Yield prompts with which other chats about the same documents may start.
 
-    A prompt ends with one or more documents of the first set in `prompt`: first come the prompts with one document, then
-    those with two, and so on. A prompt with several documents extends an earlier prompt by one document.
+    Each yielded prompt ends with one or more documents of the first set in `prompt`. The prompts with one document come
+    first, then the prompts with two documents, and so on. A prompt with several documents extends an earlier prompt by one
+    document.
 
     If the documents are read separately or have a fixed order, yield nothing: no other chat would start with such a
     prompt.

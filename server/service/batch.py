@@ -205,7 +205,8 @@ class NotAnswers(Exception):
 class Results:
     """The file of a batch's answers, with one answer in each line. Raises NotAnswers and OSError.
 
-    A process that was killed may have written only a part of the last line. Opening the file removes this part.
+    If an earlier process was killed, the last line of the file may be incomplete. Opening the file removes an incomplete
+    last line.
 
     done: the keys of the lines that are answered.
     """
@@ -256,8 +257,8 @@ async def run(
 ) -> None:
     """Answer all lines that have no answer in `results`. If an answer's status is in `BUSY`, try the line again later.
 
-    num_slots: how many requests run at a time. Another `AHEAD` requests wait in the engine's queue, which prefers
-    requests that share documents.
+    num_slots: how many requests run at a time. In addition, `AHEAD` requests wait in the engine's queue: of the waiting
+    requests, the engine prefers those that share documents.
     on_answer: called after each line.
     """
     left = [line for line in lines if line.key not in results.done]

@@ -5,14 +5,14 @@ The kinds of work, in the order in which they are done:
 1. The rest of a prompt whose client disconnected after more than half of the prompt was computed. The client is likely
    to send the request again.
 2. The next prompt of a client that is about to shorten its history (`Compaction`).
-3. The next turn of each conversation, up to the user's message. Most of this prompt is cached already. Only the answer's
-   last token and the template's tokens after the answer are computed. If the template changes the answer, for example by
-   dropping its reasoning, the whole answer is computed again.
-4. With --idle-sets, likely prompts of new chats. Only a prefix can be reused: if one chat has documents 1 to 5, its KV is
-   useless to a chat that starts with document 3. So idle prefill computes prompts with each document alone, then with
-   pairs of documents, then with larger sets.
-5. With --read-ahead, prompts that end with one of the server's likeliest documents (`LikelyPrefixes`). They start like
-   the chats that search.
+3. The next turn of each conversation, up to the user's message. Most of the next turn's prompt is cached already. Only the
+   answer's last token and the template's tokens after the answer are computed. If the template changes the answer, for
+   example by dropping its reasoning, the whole answer is computed again.
+4. With --idle-sets, prompts with which new chats are likely to start. Only a prefix can be reused: if one chat has documents
+   1 to 5, its KV is useless to a chat that starts with document 3. Idle prefill therefore computes prompts with each
+   document alone, then prompts with pairs of documents, then prompts with larger sets.
+5. With --read-ahead, prompts that end with one of the server's likeliest documents (`LikelyPrefixes`). A prompt that is read
+   ahead starts like the prompt of a chat that searches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAUSE = 0.05  # seconds without a request before work starts: about a step's tim
 class Backlog:
     """Items of work in order of arrival.
 
-    The number of items and their bytes are bounded, since idle time may never come. Beyond the bounds, the oldest items
+    The number of items and their bytes are bounded, since idle time may never come. If a bound is exceeded, the oldest items
     are dropped.
     """
 
@@ -164,7 +164,10 @@ class IdlePrefill:
             self.resume()
 
     def stop(self) -> None:
-        """Stop the work, but do not drop its generation: the engine itself ends it when a request is submitted."""
+        """Stop the work, but leave its generation in the engine.
+
+        The engine itself ends this generation when a request is submitted.
+        """
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,8 +1,8 @@
 """Likely prefixes: the common start of chats that search the server's documents, followed by one document.
 
-Only a prefix can be reused. So a chat can reuse a document that was read ahead only if the document is its first one and
-its system message is the same. The likely prefixes have the system message of the newest chats that searched. Before the
-first such chat, they have no system message.
+Only a prefix can be reused. A chat can therefore reuse a document that was read ahead only if this document is the chat's
+first one, and the chat has the same system message as the likely prefix. The likely prefixes have the system message of the
+newest chats that searched. Until a chat has searched, the likely prefixes have no system message.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class LikelyPrefixes:
 
     prefix: the prefix to use until a chat has searched.
     most_tokens: the budget: the most tokens that all prefixes may have together.
-    state_tokens: returns the number of tokens whose KV takes as much memory as one recurrent state. It is not known
-        before the model's warm-up.
-    num_documents, num_tokens: the number of documents computed so far, and of their tokens.
+    state_tokens: returns the number of tokens whose KV takes as much memory as one recurrent state. Before the model's
+        warm-up, the size of a recurrent state is not known.
+    num_documents, num_tokens: how many documents are computed so far, and how many tokens these documents have together.
     has_files: whether all files are read, so that the likeliest documents are known.
     """
 
@@ -129,8 +129,9 @@ class LikelyPrefixes:
     def note(self, prefix: SharedPrefix, found: Sequence[str]) -> None:
         """Learn from a chat that searched. found: the ids of the documents in its prompt.
 
-        The prefixes get the instructions of the first chat. Later they get other instructions only if two successive
-        chats have them. So instructions that contain the time of day, and never come twice, are not used.
+        The prefixes get the instructions of the first chat that searched. After that, the prefixes get other instructions
+        only when two successive chats have the same ones. So instructions that differ in each chat, for example by the time
+        of day, do not replace the prefixes' instructions.
         """
         if self._last is None or self._last.is_like(prefix):
             self._prefix = prefix
@@ -167,8 +168,8 @@ class LikelyPrefixes:
     async def next(self) -> LikelyPrefix | None:
         """Return the next prefix to compute; None if the budget is used up or no document remains.
 
-        Until the caller counts this prefix as computed (`_count`) or puts its document last, the method returns a prefix of
-        the same document.
+        Each call returns a prefix of the same document until the caller counts the document as computed (`_count`), or puts
+        the document last.
         """
         if not self.has_more:
             return None
@@ -192,7 +193,10 @@ class LikelyPrefixes:
         return None
 
     async def _is_computed(self, likely: LikelyPrefix, ahead: Ahead) -> bool:
-        """Compute a prefix, unless some tier has it. Return False if there is no room for it or a request arrived."""
+        """Compute a prefix, unless some tier has it already. Return whether the prefix is now computed.
+
+        The result is False if there is no room for the prefix, or if `Ahead.prefill` returned False.
+        """
         prompt, scope, view = likely.prompt, likely.scope, ahead.view
         if not (await view.missing(prompt, scope)).tokens:
             return True

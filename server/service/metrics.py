@@ -223,7 +223,7 @@ OF_A_DEVICE: tuple[tuple[str, str, Callable[[DevicePart], float | None]], ...] =
 
 
 def _of_devices(parts: Sequence[DevicePart]) -> Iterator[Metric]:
-    """Yield the metrics of the devices that have a part of the model. The values are those of the server's start."""
+    """Yield the metrics of the devices that have a part of the model. The values were measured when the server started."""
     info = GaugeMetricFamily(
         "slotcache_device_info", "A device that has a part of the model", labels=["device", "description", "kind"]
     )

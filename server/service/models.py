@@ -50,8 +50,8 @@ LISTED = {"unloaded": "unloaded", "loading": "loading", "loaded": "loaded", "fai
 class Loaded:
     """A loaded model with all parts that serve its requests.
 
-    service: None if the model is an encoder, which generates no text.
-    folder_index: None without --docs.
+    service: the model's service; None if the model is an encoder, which generates no text.
+    folder_index: the index of the server's documents; None without --docs.
     """
 
     service: Service | None
@@ -78,7 +78,7 @@ class Loaded:
 class FileHead:
     """Facts about a model that are read from its file without loading the model.
 
-    stamps: the stamps of the model's files when they were read.
+    stamps: the stamps that the model's files had when these facts were read.
     problem: why the file cannot be read; empty if it can be read.
     """
 
@@ -94,12 +94,12 @@ class ModelEntry:
     loaded: the model with its parts; None before the first load.
     opening: a future with the result of the first load; None if that load has not been requested or has failed.
     checking: the task that checks the model's files before a later load.
-    closing: if the file's content has changed, the task that frees the model that was in the file before.
+    closing: the task that frees the old model, if the file now contains another model.
     value: the state: `unloaded`, `loading`, `loaded` or `failed`.
     is_ending: whether the model's turn is about to end.
     failure: why the model failed.
-    stamps: the stamps of the files at the last attempt at a first load. A failed attempt is not repeated until the files
-        change.
+    stamps: the stamps that the model's files had when a first load was last tried. If a first load fails, it is not tried
+        again until the files change.
     num_turns: how many turns the model has had.
     num_bytes: the size of the weights and the cells; 0 before the first load.
     head: the result of `Models.look`; None before the first call.
@@ -218,9 +218,10 @@ class Models:
     """Gives the device to models in turn. For the event loop only: engines call this object through the loop.
 
     entries: the models by name. A single model has no entry until it is loaded.
-    takes_turns: whether the server was started for several models, which share the device. A single model keeps it.
-    served: the first model, once it is loaded. If its file changes, `served` is still the old model while other models
-        are served and the new model loads.
+    takes_turns: whether the server was started for several models, which share the device in turns. A single model always
+        has the device.
+    served: the first model, once it is loaded. If the first model's file changes and several models are served, `served`
+        stays the old model until the new model is loaded.
     """
 
     def __init__(self, entries: Sequence[ModelEntry], settings: Settings) -> None:
@@ -249,8 +250,8 @@ class Models:
     def find(self, name: str | None) -> ModelEntry:
         """Return the model of this name. Without a name, return the first model.
 
-        If the name is unknown and several models are served, raise RequestError 404, unless the settings accept any name.
-        In all other cases an unknown name stands for the first model.
+        If the name is unknown and several models are served, raise RequestError 404, unless the settings accept any name. If
+        a single model is served, or if the settings accept any name, an unknown name stands for the first model.
         """
         if not name:
             return self.first
@@ -335,7 +336,10 @@ class Models:
             entry.value, entry.stamps = "unloaded", {}
 
     def serve(self, loaded: Loaded | None) -> None:
-        """Serve the first model, which is now loaded. None: the only model is being loaded again, from a changed file."""
+        """Serve the first model, which is now loaded.
+
+        loaded: the first model; None while the only model is loaded again because its file has changed.
+        """
         self.served = loaded
         if not self.takes_turns:
             self.entries = {} if loaded is None else {loaded.vectors.name: ModelEntry.alone(loaded)}
@@ -346,7 +350,7 @@ class Models:
             self.served = replace(self.served, folder_index=None)
 
     def begin(self, opener: Opener, first: Loaded, seconds: float) -> None:
-        """Call `adopt` with the loaded first model. From now on other models can be loaded, too."""
+        """Call `adopt` with the loaded first model. After this call, other models can be loaded too."""
         self.opener = opener
         self.adopt(self.first, first, seconds)
 
@@ -438,7 +442,8 @@ class Models:
     async def _load(self, entry: ModelEntry) -> None:
         """Load a model that was loaded before.
 
-        If the load cannot start, the requests that wait for the model fail. The next request for it tries again.
+        If the load cannot start, the requests that wait for the model fail. The next request for the model tries the load
+        again.
         """
         assert entry.loaded is not None and entry.loaded.service is not None
         sleep = entry.loaded.service.engine.sleep
@@ -453,7 +458,8 @@ class Models:
     async def _make_room_for(self, entry: ModelEntry, model: Model) -> None:
         """Unload the embedding model and the reranker if a model cannot be loaded next to them.
 
-        This is the case if more models would be in memory than --models-loaded allows, or if too little memory is free.
+        A model has no room next to other models if more models would be in memory than --models-loaded allows, or if too
+        little memory is free.
         """
         beside = [one for one in self.beside.values() if one.embedder.is_open]
         num_placed = sum(one.is_placed for one in self.entries.values())
@@ -485,7 +491,7 @@ class Models:
             self._bring_back()
 
     async def _open(self, entry: ModelEntry) -> None:
-        """Load a model for the first time. If this fails, bring back the model that was unloaded to make room for it."""
+        """Load a model for the first time. If the load fails, bring back the model that was unloaded to make room."""
         assert entry.opening is not None
         if entry.closing is not None:
             await asyncio.wait([entry.closing])  # `wait` raises no error of the task
@@ -537,7 +543,10 @@ class Models:
         await loaded.close(why, keeps_vocabulary=keeps_vocabulary)
 
     def _open_beside(self, entry: ModelEntry) -> Loaded:
-        """Load a model next to the embedding model and the reranker. If this fails, unload these two and try again."""
+        """Load a model next to the embedding model and the reranker.
+
+        If the load fails, unload the embedding model and the reranker, and try the load again.
+        """
         assert self.opener is not None
         try:
             return self.opener.open(entry)
@@ -562,7 +571,9 @@ class Models:
             self._last.loaded.service.engine.sleep.bring()
 
     async def _look_at_files(self, entry: ModelEntry, loaded: Loaded) -> None:
-        """Check that a model's file still contains this model. If it contains another model, replace the loaded one.
+        """Check that a model's file still contains this model.
+
+        If the file now contains another model, replace the loaded model.
 
         Raises RequestError 503 if the file cannot be used.
         """

@@ -38,7 +38,9 @@ class Repeats:
         self._warned: OrderedDict[Client, None] = OrderedDict()
 
     def note(self, client: Client, prompt: ChatPrompt, model: str = "") -> int:
-        """Remember a prompt. Return the length of the longest prefix that it shares with an earlier prompt of the client.
+        """Remember a prompt.
+
+        Return the length of the longest prefix that the prompt shares with an earlier prompt of the client.
 
         The length is a number of tokens, rounded down to a multiple of `STRIDE`. Each client is warned once: after a
         result above 0, all later results for this client are 0.

@@ -58,10 +58,12 @@ class Service:
     template: the chat template.
     parts: the model's share on each device.
     decision: how the model was fitted to memory; None if llama.cpp could not count the memory.
-    open: the submitted generations that the engine has not ended yet. The value is the turn that is stored at the end of
-        the generation, or None if no turn is stored.
-    _unattended: the generations that go on without their clients, oldest first. The value identifies the client.
-    _wholes: the generations whose whole answer will be stored. The value is a function that makes the answer's JSON.
+    open: the submitted generations that the engine has not ended yet. Each generation maps to the turn that will be stored
+        when the generation ends, or to None if no turn will be stored.
+    _unattended: the generations that go on without their clients, oldest first. Each generation maps to the identity of its
+        client.
+    _wholes: the generations whose whole answer will be stored. Each generation maps to a function that makes the answer's
+        JSON.
     _keeping: the tasks that store whole answers, by the answer's id.
     """
 
@@ -231,7 +233,7 @@ class Service:
 
         Return False if no slot is idle, or if too many prompts wait to be computed ahead.
 
-        key: a name for the prompt. It replaces an earlier prompt that has the same scope and key.
+        key: a name for the prompt. The prompt replaces an earlier prompt that has the same scope and key.
         """
         (generation,) = self.submitter.generations(prepared, Kind.AHEAD)
         generation.question, generation.sampling = prepared.question, GREEDY
@@ -252,7 +254,10 @@ class Service:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are at least as many open generations as slots. Then no prompt is computed ahead."""
+        """Whether there are at least as many open generations as slots.
+
+        While a service is full, it computes no prompt ahead.
+        """
         return len(self.open) >= self.view.num_slots
 
     async def prompt_text(self, generation: Generation) -> str:
@@ -265,8 +270,8 @@ class Service:
         """Handle a client's disconnect: abandon its generation, or let the generation go on if the request wants that.
 
         A generation that goes on without its client is called unattended. Each conversation has at most one unattended
-        generation. In all conversations together, at most half of `max_open` generations may be unattended. If there are
-        more, the client with the most unattended generations loses its oldest one.
+        generation. In all conversations together, at most half of `max_open` generations may be unattended. If another
+        generation exceeds this limit, the client with the most unattended generations loses its oldest one.
         """
         turn = self.open.get(generation)
         if not generation.outlives_client or turn is None or turn.ref is None or turn.ref.conversation.forgotten:
@@ -298,9 +303,9 @@ class Service:
         self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
-        """End a generation that no client waits for. Do nothing if it has ended or was abandoned before.
+        """End a generation that no client waits for. If the generation has ended or was abandoned before, do nothing.
 
-        The generation counts as open until the engine has ended it. This takes at most one step.
+        The engine ends the generation within one step. Until the engine has ended it, the generation counts as open.
         """
         if generation not in self.open or generation.abandoned:
             return
@@ -317,9 +322,11 @@ class Service:
         self._close(generation)
 
     def _conclude(self, answer_sources: AnswerSources | None, session: str, generation: Generation, event: Final) -> Final:
-        """Count a generation that the engine has ended, and store its answer. Return the final event for its client.
+        """Count a generation that the engine has ended, and store its answer.
 
-        This method runs before the client gets the event. So the client's next request finds the stored answer.
+        Return the final event for the generation's client.
+
+        Since this method runs before the client gets the event, the client's next request finds the stored answer.
         """
         turn = self.open.get(generation)
         try:
@@ -376,7 +383,7 @@ class Service:
     def keep_whole(self, generation: Generation, make: Callable[[End], bytes]) -> None:
         """Store the whole answer with its conversation when the answer ends.
 
-        make: returns the answer as JSON. It is called in a thread.
+        make: returns the answer as JSON; called in a thread.
         """
         self._wholes[generation] = make
 
@@ -397,8 +404,8 @@ class Service:
     def _note(self, generation: Generation, session: str, entries: Sequence[HistoryMessage] = ()) -> None:
         """Remember a prompt of a session, and retire earlier prompts whose answers it quotes.
 
-        For example, an agent quotes the answer of its sub-agent. The sub-agent's prompt is then no longer needed, so KV
-        that only this prompt uses is evicted before all other KV.
+        For example, if an agent quotes the answer of its sub-agent, the sub-agent's prompt is no longer needed. KV that only
+        retired prompts use is evicted before all other KV.
 
         entries: the messages of the prompt, and its answer.
         """

@@ -138,7 +138,10 @@ class Submitter:
         return self._model.can_trim or self._view.keeps_snapshots
 
     def scope(self, options: Options) -> Scope:
-        """Return the scope of a cached request's KV. Raises RequestError if the request names an unknown adapter."""
+        """Return the scope in which a request shares its KV if the request uses the cache.
+
+        Raises RequestError if the request names an unknown adapter.
+        """
         name = self.adapters.name
         return Scope.shared(options.cache_scope, name() if options.lora is None else with_scales(options.lora, "lora", name))
 
@@ -153,7 +156,7 @@ class Submitter:
     def sampling(self, options: Options) -> Sampling:
         """Return a request's sampling parameters. Raises RequestError.
 
-        Call this method in a thread for prompts, because it may tokenise texts.
+        Call this method in one of the threads that make prompts, because it may tokenise texts.
         """
         return options.sampling(self._model, self.defaults.sampling).seeded()
 
@@ -167,9 +170,9 @@ class Submitter:
     def generations(self, prepared: Prepared, kind: Kind = Kind.CLIENT) -> list[Generation]:
         """Return the generations of a request, ordered by prompt and then by choice. Raises RequestError.
 
-        The choices of a prompt share the prompt's KV, even if the request does not use the cache. There are two
-        exceptions: if the answers have the prompt's logprobs, nothing is shared; if the model's state cannot be cut,
-        only snapshots in the cache are shared.
+        The choices of a prompt usually share the prompt's KV, even if the request does not use the cache. If the answers
+        have the prompt's logprobs, the choices share nothing. If the model's state cannot be cut, the choices share only
+        snapshots in the cache.
         """
         num_biases = len(prepared.sampling.logit_bias) * prepared.num_choices
         if num_biases > MAX_BIASES:
@@ -190,7 +193,7 @@ class Submitter:
     def _generation(self, prepared: Prepared, prompt: ChatPrompt, place: tuple[int, int], kind: Kind) -> Generation:
         """Return the generation of one choice.
 
-        place: the request id of the first choice of the same prompt, and the index of this choice.
+        place: two numbers: the request id of the prompt's first choice, and the index of the choice to generate.
         """
         options, (first, choice) = prepared.options, place
         wanted, room = options.limit(self.defaults.limit), self.limit - prompt.num_tokens

@@ -77,35 +77,35 @@ def test_no_sequence_of_a_request_ends_for_a_guess():
 def with_a_copy_below(**shape):
     """A world with an idle run of 100 tokens that has a copy, which a lower tier has, too."""
     world = World(host=150, idle=1000, **shape)
-    world.behind = WriteBehind(world.scheduler.index.host, [Remote(10_000)])
+    behind = WriteBehind(world.scheduler.index.host, [Remote(10_000)])
     world.run(range(100), limit=1)
-    be_idle(world)
+    be_idle(world, behind)
     assert world.scheduler.tree.host.num_tokens == 100
-    return world
+    return world, behind
 
 
-def be_idle(world):
+def be_idle(world, behind):
     """Do all idle work."""
     while (work := world.scheduler.plan_idle_work()) is not None:
         world.memory.run(work)
-        world.behind.write()
+        behind.write()
 
 
 @pytest.mark.parametrize("cells", [250, 1000])
 def test_a_prefetch_gets_the_room_of_copies_that_a_lower_tier_has(cells):
     """The request's run is idle on the device. Its copy was made again each time, in the room that the prefetch needs."""
-    world = with_a_copy_below(cells=cells)
+    world, behind = with_a_copy_below(cells=cells)
     for start in range(1000, 1500, 100):
         assert prefetches(world, start)
-        be_idle(world)
+        be_idle(world, behind)
 
 
 def test_a_prefetch_that_gets_no_room_is_no_reason_to_copy_again():
-    world, other = with_a_copy_below(cells=1000), Scope.shared("u", "@x")  # no lower tier takes these adapters
+    (world, behind), other = with_a_copy_below(cells=1000), Scope.shared("u", "@x")  # no lower tier takes these adapters
     host, copies = world.scheduler.tree.host, world.scheduler.tree.copies
-    assert host.put(Record(other, np.full(50, 4, np.int32), 0, [[4] * (at + 1) for at in range(50)]))
+    assert host.put(Record(other, np.full(50, 4, np.int32), 0, [[4] * (at + 1) for at in range(50)]))  # type: ignore[arg-type]
     saved = copies.num_saved
     for _ in range(3):
         assert not world.scheduler.cells.make_room(Fixed(np.arange(1000, 1120)), COMMON)
-        be_idle(world)
+        be_idle(world, behind)
     assert copies.num_saved == saved

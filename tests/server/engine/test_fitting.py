@@ -184,9 +184,14 @@ def test_a_least_context_between_two_whole_numbers_of_cells_is_rounded_up(wide):
 def test_other_models_count_within_the_cap(wide, tmp_path):
     file = tmp_path / "embedder.gguf"
     file.write_bytes(bytes(10 * MIB))
-    for name in ("embedding_model", "rerank_model", "draft_model"):
-        other, takes = (str(wide), 64 + wide.stat().st_size / MIB) if name == "draft_model" else (str(file), 10)
-        _, decision = fit(Settings(threads=1, device_memory=200, **{name: other}), wide)
+    of_draft = 64 + wide.stat().st_size / MIB
+    alone = Settings(threads=1, device_memory=200)
+    for settings, takes in (
+        (replace(alone, embedding_model=str(file)), 10),
+        (replace(alone, rerank_model=str(file)), 10),
+        (replace(alone, draft_model=str(wide)), of_draft),
+    ):
+        _, decision = fit(settings, wide)
         assert decision is not None and decision.limits[HOST].most(0) == pytest.approx((200 - takes) * MIB, abs=1)
     with pytest.raises(ModelError, match="CPU lacks"):
         fit(Settings(threads=1, device_memory=10, embedding_model=str(file)), wide)

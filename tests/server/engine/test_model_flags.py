@@ -152,14 +152,14 @@ def test_flags_for_several_gpus_are_reported_where_there_is_none(tiny):
 def test_flags_for_a_gpu_are_reported_where_there_is_none(tiny, tmp_path):
     experts = mixture(tmp_path / "mixture.gguf")
     for path, given, expected in (
-        (tiny, {}, []),
-        (tiny, {"gpu_layers": 0}, []),
-        (tiny, {"gpu_layers": 20, "device": "none"}, ["--gpu-layers has no effect: there is no GPU to use"]),
-        (tiny, {"gpu_layers": -2}, ["--gpu-layers has no effect: there is no GPU to use"]),
-        (tiny, {"n_cpu_moe": 2}, ["--n-cpu-moe and --cpu-moe have no effect: tiny.gguf has no experts"]),
-        (experts, {"cpu_moe": True}, ["--n-cpu-moe and --cpu-moe have no effect: there is no GPU to use"]),
+        (tiny, Settings(), []),
+        (tiny, Settings(gpu_layers=0), []),
+        (tiny, Settings(gpu_layers=20, device="none"), ["--gpu-layers has no effect: there is no GPU to use"]),
+        (tiny, Settings(gpu_layers=-2), ["--gpu-layers has no effect: there is no GPU to use"]),
+        (tiny, Settings(n_cpu_moe=2), ["--n-cpu-moe and --cpu-moe have no effect: tiny.gguf has no experts"]),
+        (experts, Settings(cpu_moe=True), ["--n-cpu-moe and --cpu-moe have no effect: there is no GPU to use"]),
     ):
-        with closing(open_model(Settings(**given), path, is_simulated=True)) as model:
+        with closing(open_model(given, path, is_simulated=True)) as model:
             assert [*model.without_effect()] == expected
 
 

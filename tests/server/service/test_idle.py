@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import closing
 from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 from slotcache.server.chat.body import ChatRequest
@@ -379,10 +380,14 @@ def test_documents_are_read_ahead_though_sets_find_no_room(monkeypatch):
             asked.append("documents")
 
     async def rest():
-        work = idle.IdlePrefill(None, None, open=(), next_turns=True, num_sets=1)
-        work._sets.add(Sets())
-        work.prefixes = Documents()
+        nothing: Any = None
+        sets: Any = Sets()
+        documents: Any = Documents()
+        work = idle.IdlePrefill(nothing, nothing, open=(), next_turns=True, num_sets=1)
+        work._sets.add(sets)
+        work.prefixes = documents
         work.resume()
+        assert work._task is not None
         await work._task
         assert len(work._sets) == 1, "they stay for the next idle time"
 
