@@ -1,7 +1,8 @@
 """The cards of this machine, the libraries that they need, and the builds of llama.cpp to try on them.
 
 `make serve` runs this file before any package is installed. This file therefore imports only the standard library, and no
-module of this package. All files are read below a root folder, which tests set with SLOTCACHE_ROOT.
+module of this package. All files are read below a root folder. Tests
+set the root folder with SLOTCACHE_ROOT.
 """
 
 from __future__ import annotations

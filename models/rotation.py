@@ -115,7 +115,8 @@ def why_unmovable(layout: StateLayout | None, rope: Rope | None) -> str:
 def measure(attention: Attention, rope: Rope, runs: Mapping[int, np.ndarray]) -> Rotation:
     """Measure the rotation.
 
-    runs: the runs of one token that was computed alone at each of the positions 0, 1, 2, 4, ..., by position.
+    runs: a mapping from the positions 0, 1, 2, 4, ... to runs of one token. The token is always the same, and was computed
+        alone at that position.
     """
     num_layers = len(attention.blocks) // 2
     angles = np.zeros((num_layers, rope.turned // 2))

@@ -74,7 +74,10 @@ class NoDrafts:
 
 
 class Fetcher(Protocol):
-    """Fetches KV from lower tiers into host memory. Fetched KV after a hole waits until its request's prefill reaches it."""
+    """Fetches KV from lower tiers into host memory.
+
+    Fetched KV may lie after a hole: tokens of the prompt that no tier has. It is used once prefill has computed them.
+    """
 
     def has_to_wait(self, job: Job) -> bool:
         """Return whether a request that is about to be admitted must wait for a fetch.

@@ -299,12 +299,13 @@ class _Item:
 
 
 class Output:
-    """The items of one response.
+    """Builds the items of one response.
 
     suffix: the part of the items' ids before their number.
     summarises: whether reasoning is sent as summaries.
     seals: whether reasoning is also sent as a sealed copy.
-    called: by the function's name in the chat, the tools whose calls differ from calls of functions.
+    called: a mapping from a function's name in the chat to its tool, of the tools whose calls are no function calls in this
+        API.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class StoredAnswer:
     headed: the number of the last change that made this answer the head; 0: the answer was never the head.
     parent: the id of the stored answer that this answer continues; empty: it continues no stored answer.
     history: the numbers of the entries in the answer's history, in order.
-    entries: by number, the entries that were first stored with this answer.
+    entries: a mapping from number to entry, of the entries that were first stored with this answer.
     record: the answer's API object as JSON, for APIs that return the object again; None: there is none.
     """
 

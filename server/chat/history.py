@@ -116,7 +116,7 @@ class HistoryMessage:
         JSON.
     keys: the keys of all documents of the message, in retrieval order.
     shown: the documents that the prompt shows with the message, and their hint; None: there are none.
-    sampled: the ids (int32) of an answer, if they spell its text exactly.
+    sampled: the token ids (int32) of an answer, if they decode to exactly its text; else None.
     one_turn: whether the message has instructions that later turns drop.
     num_bytes: the total size in memory.
     """

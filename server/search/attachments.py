@@ -342,7 +342,7 @@ class Attachments:
     def find(self, scope: str, id: str, where: str = "id") -> Attachment:
         """Return a kept file of a scope, and note its use. Raises RequestError 404 if the scope has no such file.
 
-        where: the field of the request with the id.
+        where: the name of the request's field that has the id.
         """
         self._forget_old()
         file = self._kept.get((scope, id))
