@@ -76,7 +76,7 @@ class NoDrafts:
 class Fetcher(Protocol):
     """Fetches KV from lower tiers into host memory.
 
-    Fetched KV may lie after a hole: tokens of the prompt that no tier has. It is used once prefill has computed them.
+    Fetched KV may lie after a hole: tokens of the prompt whose KV was not fetched. Prefill computes these tokens first.
     """
 
     def has_to_wait(self, job: Job) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import ceil, isinf
 from pathlib import Path
@@ -189,15 +190,13 @@ class Limit:
         return "memory unknown" if math.isinf(self.free) else f"{mib(self.free)} free, {mib(stay)} stay so"
 
 
-def limits(settings: Settings, cells: int) -> dict[str, Limit]:
+def limits(settings: Settings) -> dict[str, Limit]:
     """Return the limits of host memory and of each GPU that may get layers. The keys are ggml's device names.
 
     --device-memory limits the GPUs, or host memory if there is no GPU. The use of an integrated GPU also counts as use of
     host memory.
-
-    cells: the largest number of cells that the served model may have.
     """
-    gpus, others = split_of(settings).devices(), beside(settings, cells)
+    gpus, others = split_of(settings).devices(), beside(settings)
     cap = max(settings.device_memory * MIB - others, 1) if settings.device_memory else 0
     found = {gpu.name: Limit((gpu.free - others) if gpu.total else math.inf, cap, True) for gpu in gpus}
     lent = tuple(gpu.name for gpu in gpus if gpu.kind == INTEGRATED)
@@ -209,21 +208,23 @@ def excesses(limits: Mapping[str, Limit], uses: Sequence[Use], margin: int) -> d
     return {use.device: limits[use.device].excess(use, uses, margin) for use in uses if use.device in limits}
 
 
-def beside(settings: Settings, cells: int) -> int:
+def beside(settings: Settings) -> int:
     """Estimate the bytes of what is loaded beside the served model, from the sizes of the files.
 
-    The estimate covers the embedding model, the reranker, the draft model and the LoRA adapters. A draft model also needs KV
-    for `cells` tokens, as many as the served model may have.
+    The estimate covers the embedding model, the reranker, the draft model and the LoRA adapters.
     """
     files = [embedding_file(settings), settings.rerank_model, settings.draft_model, *settings.lora.split(",")]
     files += [entry.rpartition(":")[0] for entry in settings.lora_scaled.split(",")]
     paths = [Path(file).expanduser() for file in files if file]
-    size = sum(path.stat().st_size for path in paths if path.is_file())
-    if settings.draft_model:
-        draft = open_beside(settings, settings.draft_model, is_simulated=True)
-        size += cells * draft.kv_bytes("f16", "f16")
-        draft.close()
-    return size
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def draft_cell_bytes(settings: Settings) -> int:
+    """Return the bytes of a draft model's KV for each cell of the served model; 0 without a draft model."""
+    if not settings.draft_model:
+        return 0
+    with closing(open_beside(settings, settings.draft_model, is_simulated=True)) as draft:
+        return draft.kv_bytes("f16", "f16")
 
 
 WORDS_ALONE = "none"
@@ -550,8 +551,9 @@ class Fitting:
             gpu_layers=on_gpu,
             gpu_experts=0 if settings.cpu_moe else max(self.num_layers - settings.n_cpu_moe, 0),
         )
+        self.draft_cell = draft_cell_bytes(settings)
         self.count(self.wanted)  # before `limits`, so that the memory that CUDA itself takes is already in use
-        self.limits = limits(settings, self.wanted.cells)
+        self.limits = limits(settings)
         self.has_gpu = len(self.limits) > 1
         self.counts_weights = self.limits[HOST].counts_weights
         self.flags = [*model.described_flags()]
@@ -562,7 +564,7 @@ class Fitting:
             least = min(max(DEFAULT_CONTEXT, whole_cells(self.settings.fit_ctx)), self.wanted.cells)
             if (decision := self._lengthened(least)) is not None:
                 return decision
-            self.wanted, self.limits = replace(self.wanted, cells=least), limits(self.settings, least)
+            self.wanted, self.limits = replace(self.wanted, cells=least), limits(self.settings)
         for margin, counts_weights, note in self._rungs():
             self.limits[HOST] = replace(self.limits[HOST], counts_weights=counts_weights)
             may = list(self._concessions()) if self.settings.fit else []
@@ -645,8 +647,11 @@ class Fitting:
         return math.inf if counted.error else max(lacking, default=0)
 
     def count(self, placement: MemoryPlacement) -> Counted:
+        """Count the memory of a placement. The KV of a draft model counts on each device, since it may be on any of them."""
         try:
-            return Counted(placement=placement, uses=self.measure(self.placed(placement)))
+            uses = self.measure(self.placed(placement))
+            of_draft = placement.cells * self.draft_cell
+            return Counted(placement=placement, uses=tuple(replace(use, kv=use.kv + of_draft) for use in uses))
         except NotCounted:
             raise
         except ModelError as error:
@@ -681,7 +686,8 @@ class Fitting:
         lacks = wanted.wanted.error or ", ".join(
             f"{lacking[use.device]} of {self._taken(use, uses)}" for use in uses if use.device in lacking
         )
-        return f"{self.name} does not fit with {wanted.described(self.wanted)}: {lacks}; {self._advice(would)}"
+        others = f" and {mib(size)} of other models" if (size := beside(self.settings)) else ""
+        return f"{self.name} does not fit with {wanted.described(self.wanted)}{others}: {lacks}; {self._advice(would)}"
 
     def _taken(self, use: Use, uses: Sequence[Use]) -> str:
         """Describe the use of a device's memory, including the use by integrated GPUs that share it."""

@@ -124,7 +124,7 @@ def test_which_file_the_embedder_is(encoder, tmp_path, monkeypatch):
     assert embedding_file(Settings(docs="x", embeddings=True)) == ""
     assert embedding_file(Settings(docs="x", embedding_model="none")) == ""
     assert embedding_file(Settings(docs="x", embedding_model="a.gguf")) == "a.gguf"
-    assert beside(Settings(docs="x"), 0) == fetched.stat().st_size
+    assert beside(Settings(docs="x")) == fetched.stat().st_size
 
 
 def test_where_no_vectors_are_wanted_a_refusal_says_what_gives_them(words_alone, monkeypatch):

@@ -14,7 +14,7 @@ from slotcache.models.draft_model import TRIES, Best
 from slotcache.models.errors import ModelError
 from slotcache.models.model import Model
 from slotcache.server.config.settings import Settings, SettingsError
-from slotcache.server.engine.fit import beside
+from slotcache.server.engine.fit import beside, draft_cell_bytes
 from slotcache.server.load import load
 from support.architectures import mamba2
 
@@ -279,7 +279,9 @@ def test_it_drafts_no_further_than_it_was_trained(floats, tmp_path):
 
 
 def test_its_memory_is_set_aside(floats):
-    assert beside(Settings(draft_model=str(floats)), 1000) == floats.stat().st_size + 1000 * load_bytes(floats)
+    drafting = Settings(draft_model=str(floats))
+    assert beside(drafting) == floats.stat().st_size and draft_cell_bytes(drafting) == load_bytes(floats)
+    assert beside(Settings()) == draft_cell_bytes(Settings()) == 0
 
 
 def load_bytes(path):

@@ -184,17 +184,24 @@ def test_a_least_context_between_two_whole_numbers_of_cells_is_rounded_up(wide):
 def test_other_models_count_within_the_cap(wide, tmp_path):
     file = tmp_path / "embedder.gguf"
     file.write_bytes(bytes(10 * MIB))
-    of_draft = 64 + wide.stat().st_size / MIB
     alone = Settings(threads=1, device_memory=200)
     for settings, takes in (
         (replace(alone, embedding_model=str(file)), 10),
         (replace(alone, rerank_model=str(file)), 10),
-        (replace(alone, draft_model=str(wide)), of_draft),
+        (replace(alone, draft_model=str(wide)), wide.stat().st_size / MIB),
     ):
         _, decision = fit(settings, wide)
         assert decision is not None and decision.limits[HOST].most(0) == pytest.approx((200 - takes) * MIB, abs=1)
-    with pytest.raises(ModelError, match="CPU lacks"):
+    with pytest.raises(ModelError, match="and 10 MiB of other models: CPU lacks"):
         fit(Settings(threads=1, device_memory=10, embedding_model=str(file)), wide)
+
+
+def test_the_kv_of_a_draft_model_shrinks_with_the_context(wide):
+    alone, drafting = Settings(threads=1, device_memory=100), Settings(threads=1, device_memory=100, draft_model=str(wide))
+    cells = [fit(settings, wide)[0].ctx_size for settings in (alone, drafting)]
+    assert cells[0] == 8192 > cells[1] > 256, "with fewer cells both fit"
+    with pytest.raises(ModelError, match=r"it fits with -c \d+$"):
+        fit(replace(drafting, ctx_size=8192), wide)
 
 
 # ---- Devices that are not here: cards, and GPUs that have their memory of the host's ------------------------------------
